@@ -1,0 +1,1 @@
+"""The job around the pipeline: the command line, its settings, and the run itself."""

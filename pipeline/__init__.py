@@ -1,0 +1,1 @@
+"""Stages of batch image captioning, from shards to rows."""

@@ -1,0 +1,3 @@
+"""The networks behind the seam of `pipeline.captioner`."""
+
+from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Prefill, KV cache, decode loop and scheduling; knows no file and no text."""

@@ -1,0 +1,1 @@
+"""The networks in plain torch, one file a checkpoint family."""

@@ -1,0 +1,1 @@
+"""From an RGB image and a prompt to pixels and token ids, one file a checkpoint family."""
