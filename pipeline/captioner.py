@@ -40,6 +40,8 @@ class SamplingSettings:
     num_captions: int = 1
     seed: int = 0
     stop: tuple[str, ...] = ()
+    max_text_tokens: int = 512  # room for a prompt beside its image tokens; longer: an error row
+    max_repeats: int = 4  # a caption that says the same thing so often in a row ends; 0: off
 
     def __post_init__(self) -> None:
         checks = (
@@ -59,8 +61,15 @@ class SamplingSettings:
                 self.repetition_penalty,
                 "above 0, at most 100",
             ),
+            (self.max_text_tokens >= 1, "max-text-tokens", self.max_text_tokens, "1 or more"),
             (self.num_captions >= 1, "num-captions", self.num_captions, "1 or more"),
             (0 <= self.seed < 2**63, "seed", self.seed, "0 to 2^63 - 1"),
+            (
+                self.max_repeats == 0 or self.max_repeats >= 2,
+                "max-repeats",
+                self.max_repeats,
+                "0 (off), or 2 or more",
+            ),
             (all(self.stop), "stop", "an empty string", "at least one character"),
         )
         for is_right, name, found, wanted in checks:

@@ -1,0 +1,172 @@
+"""Our own networks and engine behind the job's seam."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
+from pipeline.engine import sequence as engine_sequence
+from pipeline.engine.engine import Engine, EngineShape
+from pipeline.engine.stopping import StopRules
+from pipeline.errors import RequestError, SampleError
+from pipeline.models.vlm import CaptionModel
+from pipeline.processors.processor import Processor
+from pipeline.records import Caption, EngineCounters, ImageFacts, Request, SampleRef
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a network's numbers live, and how wide they are."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class NativeCaptioner:
+    """A network, its processor and the engine that runs it."""
+
+    def __init__(
+        self,
+        model: CaptionModel,
+        processor: Processor,
+        placement: Placement,
+        sampling: SamplingSettings,
+        speed: SpeedSettings,
+    ) -> None:
+        if speed.slots < sampling.num_captions:
+            raise RequestError(
+                f"--slots is {speed.slots}; wanted --num-captions ({sampling.num_captions}) "
+                "or more: the captions of one image run together"
+            )
+        self.counters = EngineCounters()
+        self._model = model
+        self._processor = processor
+        self._placement = placement
+        self._sampling = sampling
+        self._speed = speed
+
+    def prepare(
+        self,
+        ref: SampleRef,
+        facts: ImageFacts,
+        image: Image.Image,
+        prompt: str,
+        kept: Mapping[str, str | None],
+    ) -> Request:
+        """Make an RGB image and a prompt ready for the network; safe on any thread."""
+        ids, images = self._processor.prepare(image, prompt)
+        return Request(ref=ref, facts=facts, prompt_ids=ids, images=images, kept=kept)
+
+    def preview(self, image: Image.Image, prompt: str) -> PromptPreview:
+        """Show what `prepare` makes of a prompt."""
+        ids, _ = self._processor.prepare(image, prompt)
+        return PromptPreview(self._processor.render(image, prompt), ids)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that the cache has room for."""
+        wanted = self._processor.max_image_tokens + self._sampling.max_text_tokens
+        room = self._model.spec.max_positions - self._sampling.max_new_tokens + 1
+        if room < 1:
+            raise RequestError(
+                f"--max-new-tokens is {self._sampling.max_new_tokens}; this network's "
+                f"positions end at {self._model.spec.max_positions}"
+            )
+        return min(wanted, room)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that the KV cache takes, allocated once when captioning starts."""
+        columns = self.max_prompt_tokens + self._sampling.max_new_tokens - 1
+        per_token = self._model.spec.cache_bytes_per_token(self._placement.dtype)
+        return self._speed.slots * columns * per_token
+
+    def caption(self, source: RequestSource) -> Iterator[Caption]:
+        """Answer each request exactly `num_captions` times, in the order they finish."""
+        engine = self._engine()
+        while True:
+            yield from self._refill(engine, source)
+            if engine.is_idle and source.is_exhausted:
+                return
+            for ended in engine.step():
+                yield self._answer(ended)
+
+    def _engine(self) -> Engine:
+        shape = EngineShape(
+            num_slots=self._speed.slots,
+            prefill_batch=self._speed.prefill_batch,
+            max_prompt_tokens=self.max_prompt_tokens,
+            dtype=self._placement.dtype,
+            device=self._placement.device,
+        )
+        rules = StopRules(
+            eos_ids=self._processor.eos_ids,
+            max_new_tokens=self._sampling.max_new_tokens,
+            max_repeats=self._sampling.max_repeats,
+            has_stop_text=self._has_stop_text if self._sampling.stop else None,
+        )
+        return Engine(self._model, shape, self._sampling, rules, self.counters)
+
+    def _refill(self, engine: Engine, source: RequestSource) -> Iterator[Caption]:
+        """Pull requests without letting live sequences wait; with none, wait for a batch."""
+        is_waiting = engine.num_live == 0
+        started = time.perf_counter()
+        while engine.num_wanted and not source.is_exhausted:
+            block = is_waiting and engine.num_waiting < self._speed.prefill_batch
+            requests = source.take(engine.num_wanted, block=block)
+            for request in requests:
+                try:
+                    engine.submit(request)
+                except SampleError as error:
+                    yield from self._errors(request, error)
+            if not requests:
+                break
+        if source.is_exhausted:
+            engine.close()
+        if is_waiting:
+            self.counters.waiting_seconds += time.perf_counter() - started
+
+    def _errors(self, request: Request, error: SampleError) -> Iterator[Caption]:
+        for caption_index in range(self._sampling.num_captions):
+            yield Caption(request, caption_index, error=error.code, error_detail=error.detail)
+
+    def _answer(self, ended: engine_sequence.Sequence) -> Caption:
+        if ended.error is not None:
+            return Caption(
+                ended.request,
+                ended.caption_index,
+                num_prompt_tokens=ended.num_prompt_tokens,
+                error=ended.error.code,
+                error_detail=ended.error.detail,
+            )
+        return Caption(
+            ended.request,
+            ended.caption_index,
+            text=self._text(ended.token_ids),
+            finish_reason=ended.finish_reason,
+            num_prompt_tokens=ended.num_prompt_tokens,
+            num_caption_tokens=len(ended.token_ids),
+            mean_logprob=ended.mean_logprob,
+        )
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        """Detokenise a caption: cut at the first stop string, blanks at the ends dropped."""
+        ids = [token for token in token_ids if token not in self._processor.eos_ids]
+        text = self._processor.detokenise(ids)
+        places = [place for stop in self._sampling.stop if (place := text.find(stop)) >= 0]
+        return text[: min(places)].strip() if places else text.strip()
+
+    def _has_stop_text(self, token_ids: Sequence[int]) -> bool:
+        # A stop string can begin in an earlier token; each token adds a character or more,
+        # byte pieces of one character aside, so this tail is long enough to see the whole.
+        longest = max(len(stop.encode()) for stop in self._sampling.stop)
+        text = self._processor.detokenise(token_ids[-(longest + 4) :])
+        return any(stop in text for stop in self._sampling.stop)

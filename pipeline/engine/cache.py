@@ -1,0 +1,137 @@
+"""The KV cache: keys and values of every live sequence, allocated once.
+
+            columns 0 .. S - 1
+    slot 0  A A A A A A a a a -      A: prompt, a: caption so far, -: not yet used
+    slot 1  B B B b - - - - - -
+    slot 2  C C C C c c c - - -
+    slot 3  (free)
+
+A slot holds real tokens only: left padding is dropped on admission, so column = position and
+a row of the decode step needs nothing but its own length. Live slots are always the first
+ones, which makes a step over them a slice and no gather; `move` closes a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipeline.engine.padding import PrefillBatch
+from pipeline.models.language import DecoderSpec
+
+COLUMN_BLOCK = 32
+
+
+class KVCache:
+    """Keys and values `[L, N, K, S, D]`, each slot's length, and the views that attention gets."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        num_slots: int,
+        num_columns: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (spec.num_layers, num_slots, spec.num_kv_heads, num_columns, spec.head_dim)
+        # Zeros, not empty: a masked column has weight 0, and 0 times garbage may be NaN.
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.lengths = [0] * num_slots
+        self.device = device
+
+    @property
+    def num_slots(self) -> int:
+        """N, live or free."""
+        return len(self.lengths)
+
+    @property
+    def num_columns(self) -> int:
+        """S: the longest prompt and caption that fit together."""
+        return self.keys.shape[3]
+
+    def prefill_view(self, slots: Sequence[int], batch: PrefillBatch) -> PrefillView:
+        """Take the prompts of a batch into these slots, one a row."""
+        for slot, length in zip(slots, batch.lengths, strict=True):
+            self.lengths[slot] = length
+        return PrefillView(self, slots, batch)
+
+    def decode_view(self, num_rows: int) -> DecodeView:
+        """Take one token more into each of the first `num_rows` slots."""
+        view = DecodeView(self, num_rows)
+        for slot in range(num_rows):
+            self.lengths[slot] += 1
+        return view
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a slot's sequence into another slot."""
+        length = self.lengths[source]
+        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.lengths[target] = length
+
+    def move(self, source: int, target: int) -> None:
+        """Move a slot's sequence into a free slot."""
+        assert self.lengths[target] == 0, "a live slot would be overwritten"
+        self.copy(source, target)
+        self.free(source)
+
+    def free(self, slot: int) -> None:
+        """Give a slot back; what it held stays until it is overwritten, and is never seen."""
+        self.lengths[slot] = 0
+
+    def wipe(self, slot: int) -> None:
+        """Zero a slot whose numbers are not finite, which even a mask would not hide."""
+        self.keys[:, slot] = 0
+        self.values[:, slot] = 0
+
+
+class PrefillView:
+    """A prefill's door to the cache: the prompts attend among themselves, padding is dropped."""
+
+    def __init__(self, cache: KVCache, slots: Sequence[int], batch: PrefillBatch) -> None:
+        self._cache = cache
+        self._is_real = batch.is_real
+        slot_of_row = torch.tensor(list(slots), device=cache.device)
+        self._slots = slot_of_row[:, None].expand_as(batch.ids)[batch.is_real]
+        self._columns = batch.positions[batch.is_real]
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the real tokens of `[B, K, T, D]`; attend over the batch as it came."""
+        for stored, new in ((self._cache.keys, keys), (self._cache.values, values)):
+            stored[layer][self._slots, :, self._columns] = new.transpose(1, 2)[self._is_real]
+        return keys, values
+
+
+class DecodeView:
+    """A decode step's door to the cache: one token a row goes in, the whole slots come out."""
+
+    def __init__(self, cache: KVCache, num_rows: int) -> None:
+        self._cache = cache
+        lengths = cache.lengths[:num_rows]
+        self._rows = torch.arange(num_rows, device=cache.device)
+        self._lengths = torch.tensor(lengths, device=cache.device)
+        # Rounded up, so that shapes repeat from step to step; the mask covers the rest.
+        columns = (max(lengths) // COLUMN_BLOCK + 1) * COLUMN_BLOCK
+        self._num_columns = min(columns, cache.num_columns)
+
+    @property
+    def positions(self) -> Tensor:
+        """The new tokens' positions `[B, 1]`: each row's own length."""
+        return self._lengths[:, None]
+
+    @property
+    def mask(self) -> Tensor:
+        """The bool mask `[B, 1, 1, S]` of a step: all that a row holds, the new token included."""
+        columns = torch.arange(self._num_columns, device=self._lengths.device)
+        return (columns <= self._lengths[:, None])[:, None, None]
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store `[B, K, 1, D]` behind each row's tokens; return `[B, K, S, D]`, not copied."""
+        views = []
+        for stored, new in ((self._cache.keys, keys), (self._cache.values, values)):
+            stored[layer][self._rows, :, self._lengths] = new[:, :, 0]
+            views.append(stored[layer, : len(self._rows), :, : self._num_columns])
+        return views[0], views[1]

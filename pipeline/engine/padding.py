@@ -1,0 +1,65 @@
+"""Left padding: many prompts of different lengths as one rectangle.
+
+    ids          . . . a b      positions   0 0 0 0 1      `.` is padding
+                 c d e f g                  0 1 2 3 4
+
+The last column then holds every row's last token, so one slice gives all next tokens. A
+query sees the real keys up to itself; a padded query sees itself alone, since a softmax over
+nothing is NaN, and NaN spreads. Positions are each row's own: padding never shifts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillBatch:
+    """Prompts ready for one forward: ids and positions int64 `[B, T]`, mask bool `[B, 1, T, T]`.
+
+    `is_real` `[B, T]` is False on padding; `lengths` are the prompts' own.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    mask: Tensor
+    is_real: Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def num_padding_tokens(self) -> int:
+        """How many places of the rectangle hold no token."""
+        return self.ids.numel() - sum(self.lengths)
+
+
+def left_pad(
+    prompts: Sequence[Sequence[int]], device: torch.device, *, min_columns: int = 0
+) -> PrefillBatch:
+    """Pad prompts on the left to the longest of them, or to `min_columns` if that is more."""
+    lengths = tuple(len(prompt) for prompt in prompts)
+    assert min(lengths) >= 1, "an empty prompt has no last token to continue from"
+    columns = max(*lengths, min_columns)
+    rows = [[0] * (columns - len(prompt)) + list(prompt) for prompt in prompts]
+    ids = torch.tensor(rows, dtype=torch.int64)
+    starts = columns - torch.tensor(lengths)
+    is_real = torch.arange(columns) >= starts[:, None]
+    positions = (is_real.cumsum(dim=-1) - 1).clamp(min=0)
+    return PrefillBatch(
+        ids=ids.to(device),
+        positions=positions.to(device),
+        mask=prefill_mask(is_real).to(device),
+        is_real=is_real.to(device),
+        lengths=lengths,
+    )
+
+
+def prefill_mask(is_real: Tensor) -> Tensor:
+    """Make the bool mask `[B, 1, T, T]` of `is_real` `[B, T]`: causal, real keys, and oneself."""
+    columns = is_real.shape[1]
+    causal = torch.ones(columns, columns, dtype=torch.bool).tril()
+    oneself = torch.eye(columns, dtype=torch.bool)
+    return ((causal & is_real[:, None, :]) | oneself)[:, None]

@@ -1,0 +1,95 @@
+"""From logits to tokens: greedy, or drawn with each row's own random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from pipeline.captioner import SamplingSettings
+from pipeline.engine.sequence import Sequence
+
+
+class Sampler:
+    """Chooses one token a row.
+
+    A drawn token is the inverse of the cumulative distribution at one uniform number of the
+    row's own, in float64: no neighbour, slot or batch size takes part in it.
+    """
+
+    def __init__(self, settings: SamplingSettings, eos_ids: frozenset[int]) -> None:
+        self._settings = settings
+        self._eos_ids = sorted(eos_ids)
+
+    def choose(self, logits: Tensor, sequences: Rows[Sequence]) -> tuple[list[int], list[float]]:
+        """Return a token and its log probability for each row of logits `[B, V]`.
+
+        The probability is the network's own, before temperature, penalty and filters. It is
+        NaN where the logits are not finite.
+        """
+        shaped = self._shape(logits, sequences)
+        if self._settings.temperature == 0:
+            ids = shaped.argmax(dim=-1)
+        else:
+            uniforms = [sequence.random.random() for sequence in sequences]
+            ids = draw(
+                shaped / self._settings.temperature,
+                torch.tensor(uniforms, dtype=torch.float64, device=logits.device),
+                top_k=self._settings.top_k,
+                top_p=self._settings.top_p,
+            )
+        chosen = logits.gather(1, ids[:, None])[:, 0]
+        logprobs = chosen - logits.logsumexp(dim=-1)
+        return ids.tolist(), logprobs.tolist()
+
+    def _shape(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+        settings = self._settings
+        if settings.repetition_penalty != 1.0:
+            logits = penalise(logits, [s.token_ids for s in sequences], settings.repetition_penalty)
+        too_short = [len(s.token_ids) < settings.min_new_tokens for s in sequences]
+        if any(too_short) and self._eos_ids:
+            logits = logits.clone()
+            rows = torch.tensor(too_short, device=logits.device).nonzero()
+            logits[rows, torch.tensor(self._eos_ids, device=logits.device)] = float("-inf")
+        return logits
+
+
+def penalise(logits: Tensor, token_ids: Rows[Rows[int]], penalty: float) -> Tensor:
+    """Make tokens that a caption already holds less likely (https://arxiv.org/abs/1909.05858).
+
+    Positive logits `[B, V]` are divided by the penalty, negative ones multiplied. The prompt's
+    tokens are left alone: a caption may well use the words of the question.
+    """
+    logits = logits.clone()
+    for row, ids in enumerate(token_ids):
+        if ids:
+            seen = torch.tensor(sorted(set(ids)), device=logits.device)
+            scores = logits[row, seen]
+            logits[row, seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+    return logits
+
+
+def draw(logits: Tensor, uniforms: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Draw one id a row from logits `[B, V]` at uniform numbers `[B]`; returns `[B]`.
+
+    `top_k` keeps the k best; then `top_p` keeps the fewest best tokens whose probabilities
+    add up to it, the one that crosses it included (https://arxiv.org/abs/1904.09751).
+    """
+    scores = logits.double()
+    if top_k == 0 and top_p == 1.0:
+        ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    elif top_k:
+        scores, ids = scores.topk(min(top_k, scores.shape[1]), dim=-1)
+    else:
+        scores, ids = scores.sort(dim=-1, descending=True, stable=True)
+    probabilities = scores.softmax(dim=-1)
+    if top_p < 1.0:
+        before = probabilities.cumsum(dim=-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= top_p, 0.0)
+    cumulative = probabilities.cumsum(dim=-1)
+    targets = uniforms[:, None] * cumulative[:, -1:]
+    chosen = (cumulative <= targets).sum(dim=-1, keepdim=True)
+    # Rounding may carry a target past the last kept token; the last one it is then.
+    last_kept = (probabilities > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)
+    return ids.gather(1, torch.minimum(chosen, last_kept))[:, 0]

@@ -1,0 +1,147 @@
+"""The engine around the laws: refusals, failures, counters, slots."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.captioner import SamplingSettings
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.sequence import Sequence, row_random
+from pipeline.errors import SampleError
+from pipeline.records import Request
+from tests.engine.laws import (
+    MODEL,
+    Settings,
+    alone,
+    make_engine,
+    make_request,
+    through_engine,
+)
+
+
+def test_a_prompt_that_can_never_fit_is_refused_at_the_door() -> None:
+    engine = make_engine(Settings())
+    with pytest.raises(SampleError, match="41 prompt tokens; at most 40 fit"):
+        engine.submit(make_request(0, [1] * 41))
+    with pytest.raises(SampleError, match="0 prompt tokens"):
+        engine.submit(make_request(0, []))
+    engine.submit(make_request(0, [1] * 40))
+
+
+def test_the_longest_prompt_and_the_longest_caption_fit_together() -> None:
+    shape = Settings(slots=1, max_new_tokens=14)
+    (ended,) = through_engine([make_request(0, [1] * 40)], shape, eos=frozenset())
+    assert ended.token_ids == alone(make_request(0, [1] * 40), shape, eos=frozenset())
+
+
+def test_features_that_do_not_fit_a_prompt_cost_that_row_alone() -> None:
+    whole = make_request(0, [5, 6], num_tiles=2)
+    wrong = Request(
+        whole.ref, whole.facts, prompt_ids=(MODEL.image_token_id, 5), images=whole.images
+    )
+    blind = Request(whole.ref, whole.facts, prompt_ids=(MODEL.image_token_id, 5))
+    found = through_engine([wrong, whole, blind], Settings())
+    by_request = {id(sequence.request): sequence for sequence in found}
+    assert len(found) == 3
+    assert by_request[id(whole)].token_ids == alone(whole, Settings())
+    for bad, features in ((wrong, 2), (blind, 0)):
+        error = by_request[id(bad)].error
+        assert error is not None
+        assert error.code == "placeholder_mismatch"
+        assert f"1 image places in the prompt, {features} image features" in error.detail
+
+
+def test_an_answer_that_is_not_finite_is_an_error_row_and_spoils_no_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [make_request(i, [1 + i, 2]) for i in range(6)]
+    original = MODEL.next_logits
+
+    def next_logits(ids, features, positions, mask, kv):  # type: ignore[no-untyped-def]
+        logits = original(ids, features, positions, mask, kv)
+        return logits.masked_fill(ids[:, :1] == 3, float("nan")) if ids.shape[1] > 1 else logits
+
+    monkeypatch.setattr(MODEL, "next_logits", next_logits)
+    ended = {s.request.ref.index: s for s in through_engine(requests, Settings())}
+    monkeypatch.undo()
+    error = ended.pop(2).error
+    assert error is not None
+    assert error.code == "not_finite"
+    assert {i: s.token_ids for i, s in ended.items()} == {
+        i: alone(requests[i], Settings()) for i in ended
+    }
+
+
+def test_counters_add_up() -> None:
+    requests = [make_request(i, [1] * (1 + i % 3), num_tiles=i % 2) for i in range(10)]
+    settings = Settings(slots=4, prefill_batch=4)
+    engine = make_engine(settings)
+    for request in requests:
+        engine.submit(request)
+    engine.close()
+    ended = []
+    while not engine.is_idle:
+        ended += engine.step()
+    counters = engine.counters
+    assert counters.prompt_tokens == sum(len(r.prompt_ids) for r in requests)
+    assert counters.new_tokens == sum(len(s.token_ids) for s in ended)
+    # A caption's first token comes from its prefill, each other one from a busy slot-step.
+    assert counters.busy_slot_steps == counters.new_tokens - len(requests)
+    assert counters.total_slot_steps == 4 * counters.decode_steps
+    assert counters.busy_slot_steps <= counters.total_slot_steps
+
+
+def test_several_captions_of_an_image_prefill_once() -> None:
+    sampling = SamplingSettings(max_new_tokens=6, temperature=2.0, num_captions=3)
+    settings = Settings(slots=6, prefill_batch=4, max_new_tokens=6, sampling=sampling)
+    engine = make_engine(settings)
+    request = make_request(0, [1, 2, 3])
+    engine.submit(request)
+    ended = []
+    while not engine.is_idle:
+        ended += engine.step()
+    assert engine.counters.prompt_tokens == 3
+    assert sorted(s.caption_index for s in ended) == [0, 1, 2]
+    assert len({tuple(s.token_ids) for s in ended}) > 1
+
+
+def test_captioning_skewed_lengths_keeps_slots_busy() -> None:
+    """Static batches of this job would keep 4 slots under half busy."""
+    lengths = [2, 2, 2, 40] * 16
+    scheduler = Scheduler(num_slots=16, prefill_batch=4, num_captions=1)
+    waiting = [make_request(i, [1]) for i in range(len(lengths))]
+    left: dict[int, int] = {}
+    busy = total = 0
+    while waiting or scheduler.num_live or scheduler.waiting:
+        while waiting and scheduler.num_wanted:
+            scheduler.waiting.append(waiting.pop(0))
+        if scheduler.can_prefill():
+            for request in scheduler.next_batch():
+                sequence = Sequence(request, 0, row_random(0, "", 0))
+                scheduler.place(sequence, scheduler.free_slots(1)[0])
+                left[request.ref.index] = lengths[request.ref.index]
+        live = scheduler.live()
+        if waiting:  # the tail of a job cannot be busy
+            busy, total = busy + len(live), total + 16
+        for sequence in live:
+            left[sequence.request.ref.index] -= 1
+            if left[sequence.request.ref.index] == 0:
+                scheduler.release(sequence)
+    assert busy / total > 0.8
+
+
+def test_a_prefill_batch_takes_the_oldest_and_its_like() -> None:
+    scheduler = Scheduler(num_slots=8, prefill_batch=3, num_captions=1)
+    for i, length in enumerate([5, 30, 6, 31, 4, 29]):
+        scheduler.waiting.append(make_request(i, [1] * length))
+    assert [r.ref.index for r in scheduler.next_batch()] == [0, 2, 4]
+    assert [r.ref.index for r in scheduler.next_batch()] == [1, 3, 5]
+    assert not scheduler.waiting
+
+
+def test_memory_of_the_cache_is_what_the_spec_says() -> None:
+    engine = make_engine(Settings(slots=3, max_new_tokens=5))
+    cache = engine._cache
+    found = cache.keys.nbytes + cache.values.nbytes
+    assert found == 3 * (40 + 5 - 1) * MODEL.spec.cache_bytes_per_token(torch.float64)
