@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
+from pipeline.backends.placement import Placement
 from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
 from pipeline.engine import sequence as engine_sequence
 from pipeline.engine.engine import Engine, EngineShape
@@ -20,14 +18,6 @@ from pipeline.records import Caption, EngineCounters, ImageFacts, Request, Sampl
 
 if TYPE_CHECKING:
     from PIL import Image
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a network's numbers live, and how wide they are."""
-
-    device: torch.device
-    dtype: torch.dtype
 
 
 class NativeCaptioner:

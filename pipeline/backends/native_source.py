@@ -1,0 +1,79 @@
+"""Models that our own engine runs, found and recognised before their weights are loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from pipeline.backends.native import NativeCaptioner
+from pipeline.backends.placement import Placement
+from pipeline.captioner import SamplingSettings, SpeedSettings
+from pipeline.models.vlm import CaptionModel
+from pipeline.processors.processor import Processor
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSource:
+    """A checkpoint of a native family; `build` reads the weights onto a placement."""
+
+    name: str
+    family: str
+    weights_sha256: str
+    processor: Processor
+    placement: Placement
+    build: Callable[[Placement], CaptionModel]
+    backend: str = field(default="native", init=False)
+
+    @property
+    def default_prompt(self) -> str:
+        """The family's own prompt."""
+        return self.processor.default_prompt
+
+    @property
+    def fingerprint(self) -> Mapping[str, str]:
+        """What identifies the model in `_job.json`."""
+        return {
+            "model": self.name,
+            "family": self.family,
+            "backend": self.backend,
+            "weights_sha256": self.weights_sha256,
+            "dtype": self.placement.dtype_name,
+        }
+
+    def load(self, sampling: SamplingSettings, speed: SpeedSettings) -> NativeCaptioner:
+        """Load the weights onto the device."""
+        if speed.threads:
+            torch.set_num_threads(speed.threads)
+        model = self.build(self.placement)
+        return NativeCaptioner(model, self.processor, self.placement, sampling, speed)
+
+
+def default_source(device: str, dtype: str) -> NativeSource:
+    """Return the embedded model; `auto` is float32 here: it is small, and exactness is free."""
+    from pipeline.models.default.model import WEIGHTS_PATH, load_default
+    from pipeline.processors.default import DefaultProcessor
+
+    def build(placement: Placement) -> CaptionModel:
+        return load_default(placement.dtype).to(placement.device)
+
+    return NativeSource(
+        name="default",
+        family="default",
+        weights_sha256=file_sha256(WEIGHTS_PATH),
+        processor=DefaultProcessor(),
+        placement=Placement.choose(device, "float32" if dtype == "auto" else dtype),
+        build=build,
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hex SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
