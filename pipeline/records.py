@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from pipeline.errors import SampleError
+
 STATUSES = ("ok", "truncated", "repetition", "error")
 FINISH_REASONS = ("eos", "length", "stop", "repetition")
 STATUS_OF_FINISH = {
@@ -46,21 +48,31 @@ class SampleRef:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One image member of a shard with the other members (fields) of the same key."""
+    """One image member of a shard with the other members (fields) of the same key.
+
+    Where the member holds no bytes that can be opened (a link, one over the size limit), `fault`
+    says why and `data` is empty; such a sample becomes an error row like any other bad image.
+    """
 
     ref: SampleRef
     data: bytes
     fields: Mapping[str, bytes] = field(default_factory=dict)  # extension -> raw bytes
+    fault: SampleError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What the bytes of an image say of themselves; zeros and blanks where they say nothing."""
+    """What the bytes of an image say of themselves; zeros and blanks where they say nothing.
+
+    Of an image that was opened, width and height are those of the upright picture. `note` says
+    what was wrong with bytes that were opened nevertheless (`truncated: ...`).
+    """
 
     width: int = 0
     height: int = 0
     format: str = ""
     sha256: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +141,7 @@ class Row:
             caption_index=caption.caption_index,
             caption=caption.text,
             error=caption.error,
-            error_detail=caption.error_detail,
+            error_detail=caption.error_detail or caption.request.facts.note or None,
             finish_reason=caption.finish_reason,
             num_prompt_tokens=caption.num_prompt_tokens,
             num_caption_tokens=caption.num_caption_tokens,

@@ -1,0 +1,193 @@
+"""Which shards are asked for, what each is called, and which worker has which.
+
+Only local paths are opened so far; `open_shard` is the one door, so that other schemes can be
+added behind it.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import heapq
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import BinaryIO, cast
+from urllib.parse import unquote, urlsplit
+
+from braceexpand import braceexpand
+
+from pipeline.errors import RequestError, ShardError
+from pipeline.records import Shard
+
+SHARD_SUFFIXES = (
+    *(".tar", ".tgz", ".tbz2", ".txz", ".tzst"),
+    *(".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd"),
+)
+MAX_SHARDS = 1_000_000  # of one pattern: {0..999999999999} must not eat the memory
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|(pipe):")
+_RANGE = re.compile(r"\{(-?[0-9]{1,30})\.\.(-?[0-9]{1,30})")
+
+
+def expand_shards(patterns: Sequence[str]) -> list[Shard]:
+    """Return the shards that paths, folders, globs and braces stand for, each once.
+
+    The order is the one given; a glob's and a folder's files come in natural order (2 before
+    10). Raises RequestError, naming the pattern, where one stands for nothing or for a file
+    that is not there.
+    """
+    if not patterns:
+        raise RequestError("no --shards given; for example --shards 'shards/{00000..00099}.tar'")
+    paths: dict[str, None] = {}
+    for pattern in patterns:
+        paths.update(dict.fromkeys(os.path.abspath(path) for path in _expand(pattern)))
+    shards = [Shard(shard_id(path), path, os.path.getsize(path)) for path in paths]
+    seen: dict[str, Shard] = {}
+    for shard in shards:
+        if seen.setdefault(shard.id, shard) is not shard:
+            raise RequestError(
+                f"{shard.url} and {seen[shard.id].url} would share the name {shard.id}; rename one"
+            )
+    return shards
+
+
+def shard_id(path: str) -> str:
+    """Return a shard's file-system-safe name: its base name, and 8 hex digits of its full path.
+
+    The digits are always there, so that the name depends on nothing but the path: not on
+    which other shards this run was given, nor on the folder it was started in. Two shards of
+    the same base name in different folders so never share an output. A moved shard is another
+    shard. Links are not resolved: the name that the user sees is the one that counts.
+    """
+    path = os.path.abspath(path)
+    base = os.path.basename(path)
+    for suffix in sorted(SHARD_SUFFIXES, key=len, reverse=True):
+        if base.lower().endswith(suffix):
+            base = base[: -len(suffix)]
+            break
+    # Readers of the output folder skip names that begin with `_` or `.`.
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", base).lstrip("._-")[:100] or "shard"
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    return f"{safe}-{digest}"
+
+
+def open_shard(shard: Shard) -> BinaryIO:
+    """Open a shard's bytes, unbuffered, from the start; ShardError where that cannot be done."""
+    try:
+        return cast(BinaryIO, open(local_path(shard.url), "rb", buffering=0))
+    except OSError as error:
+        raise ShardError(shard.url, f"cannot be opened: {error.strerror or error}") from error
+
+
+def local_path(url: str) -> str:
+    """Return the path that a url or path names; RequestError for a scheme that is not known."""
+    match = _SCHEME.match(url)
+    if match is None:
+        return os.path.expanduser(url)
+    scheme = (match[1] or match[2]).lower()
+    if scheme == "file":
+        return unquote(urlsplit(url).path)
+    if scheme == "pipe":
+        raise RequestError(f"--shards {url!r}: pipe: would run a shell command and is refused")
+    raise RequestError(f"--shards {url!r}: {scheme}:// is not supported; wanted a local path")
+
+
+def assign(shards: Sequence[Shard], rank: int, world_size: int) -> list[Shard]:
+    """Return the shards of worker `rank`: each shard has exactly one of `world_size` workers.
+
+    The largest shard goes to the worker with the fewest bytes so far, and so on down; every
+    worker works out the same plan from the same list. One's own shards keep their order.
+    """
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise RequestError(
+            f"worker {rank} of {world_size}: wanted a rank from 0 to the world size less 1"
+        )
+    loads = [(0, 0, worker) for worker in range(world_size)]  # bytes, shards, rank
+    mine: list[int] = []
+    for place in sorted(range(len(shards)), key=lambda i: (-(shards[i].size or 0), i)):
+        load, count, worker = heapq.heappop(loads)
+        heapq.heappush(loads, (load + (shards[place].size or 0), count + 1, worker))
+        if worker == rank:
+            mine.append(place)
+    return [shards[place] for place in sorted(mine)]
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key by which `a2` comes before `a10`, and no two texts are equal."""
+    parts = re.split(r"([0-9]+)", text)
+    keys = [(1, int(part), part) if i % 2 else (0, 0, part) for i, part in enumerate(parts)]
+    return (*keys, (2, 0, text))
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Yield the files that one pattern stands for."""
+    if not pattern.strip():
+        raise RequestError("--shards '' is empty; wanted a tar, a folder of tars or a pattern")
+    path = local_path(pattern)
+    if os.path.isfile(path):  # also names that really hold braces or stars
+        yield path
+        return
+    if os.path.isdir(path):
+        yield from _tars_of(path, pattern)
+        return
+    expanded = _braces(path, pattern)
+    missing: list[str] = []
+    for one in expanded:
+        if os.path.isfile(one):
+            yield one
+        elif glob.has_magic(one):
+            found = [name for name in glob.iglob(one, recursive=True) if os.path.isfile(name)]
+            if not found:
+                missing.append(one)
+            yield from sorted(found, key=natural_key)
+        elif os.path.isdir(one):
+            yield from _tars_of(one, pattern)
+        else:
+            missing.append(one)
+    if missing:
+        raise RequestError(_missing_message(pattern, missing, len(expanded)))
+
+
+def _missing_message(pattern: str, missing: Sequence[str], wanted: int) -> str:
+    if wanted == 1:
+        what = "matches no file" if glob.has_magic(missing[0]) else "does not exist"
+        if os.path.exists(missing[0]):
+            what = "is not a file"
+        return f"--shards {pattern!r} {what}"
+    first = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+    return f"--shards {pattern!r}: {len(missing)} of {wanted} files are missing: {first}"
+
+
+def _braces(path: str, pattern: str) -> list[str]:
+    for first, last in _RANGE.findall(path):  # braceexpand would build such a range in memory
+        if abs(int(first) - int(last)) >= MAX_SHARDS:
+            raise RequestError(f"--shards {pattern!r} stands for more than {MAX_SHARDS} files")
+    try:
+        expanded = list(islice(braceexpand(path, escape=False), MAX_SHARDS + 1))
+    except ValueError:
+        raise RequestError(f"--shards {pattern!r} has a brace with no partner") from None
+    if len(expanded) > MAX_SHARDS:
+        raise RequestError(f"--shards {pattern!r} stands for more than {MAX_SHARDS} files")
+    return expanded
+
+
+def _tars_of(folder: str, pattern: str) -> list[str]:
+    """Return the tars that lie in a folder itself, not in folders below."""
+    try:
+        names = [
+            entry.path
+            for entry in os.scandir(folder)
+            if entry.name.lower().endswith(SHARD_SUFFIXES)
+            and not entry.name.startswith(".")
+            and entry.is_file()
+        ]
+    except OSError as error:
+        raise RequestError(f"--shards {pattern!r}: {error.strerror or error}") from error
+    if not names:
+        raise RequestError(
+            f"--shards {pattern!r} is a folder with no tar in it; "
+            "for tars in folders below give '**/*.tar', for pictures see `captionjob pack`"
+        )
+    return sorted(names, key=natural_key)
