@@ -59,11 +59,13 @@ class KVCache:
         return PrefillView(self, slots, batch)
 
     def decode_view(self, num_rows: int) -> DecodeView:
-        """Take one token more into each of the first `num_rows` slots."""
-        view = DecodeView(self, num_rows)
+        """Offer room for one token more in each of the first `num_rows` slots."""
+        return DecodeView(self, num_rows)
+
+    def advance(self, num_rows: int) -> None:
+        """Count the token that a whole decode step has put into each of these slots."""
         for slot in range(num_rows):
             self.lengths[slot] += 1
-        return view
 
     def copy(self, source: int, target: int) -> None:
         """Copy a slot's sequence into another slot."""

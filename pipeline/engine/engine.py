@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pipeline.captioner import SamplingSettings
 from pipeline.engine.cache import KVCache
+from pipeline.engine.memory import OUT_OF_MEMORY, is_out_of_memory
 from pipeline.engine.padding import left_pad
 from pipeline.engine.sampling import Sampler
 from pipeline.engine.scheduler import Scheduler
@@ -64,6 +65,7 @@ class Engine:
             shape.device,
         )
         self.counters = counters or EngineCounters()
+        self.notices: list[str] = []  # what a person should know of how the job ran
 
     @property
     def num_wanted(self) -> int:
@@ -90,7 +92,9 @@ class Engine:
         found, wanted = len(request.prompt_ids), self._shape.max_prompt_tokens
         if not 1 <= found <= wanted:
             raise SampleError("prompt_too_long", f"{found} prompt tokens; at most {wanted} fit")
-        self._scheduler.waiting.append(request)
+        sequence = self._sequence(request, 0)
+        sequence.num_siblings = self._sampling.num_captions - 1
+        self._scheduler.waiting.append(sequence)
 
     def close(self) -> None:
         """Say that no further request will be submitted, so that none waits for company."""
@@ -101,9 +105,9 @@ class Engine:
         """Advance every live sequence by one token; return those that ended."""
         finished: list[Sequence] = []
         if self._scheduler.can_prefill():
-            finished += self._prefill(self._scheduler.next_batch())
+            finished += self._prefill_or_shrink(self._scheduler.next_batch())
         if self._scheduler.num_live:
-            finished += self._decode()
+            finished += self._decode_or_shrink()
         if self._scheduler.num_live == 0:
             self.check_integrity()
         return finished
@@ -112,81 +116,137 @@ class Engine:
         """Assert that with no live sequence every slot is free."""
         assert not any(self._cache.lengths), "a slot was lost"
 
-    def _prefill(self, requests: list[Request]) -> list[Sequence]:
-        features, failed = self._encode(requests)
-        ready = [request for request in requests if id(request) in features]
+    def _prefill_or_shrink(self, batch: list[Sequence]) -> list[Sequence]:
+        """Prefill a batch; where memory does not suffice, halve the batch for good."""
+        try:
+            return self._prefill(batch)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        # Outside of `except`: the error's traceback would keep the tensors alive.
+        self._free_unplaced_slots()
+        if len(batch) == 1:
+            return self._fail(batch[0], OUT_OF_MEMORY, "its prompt does not fit in memory alone")
+        self._scheduler.prefill_batch = len(batch) // 2
+        self.notices.append(
+            f"out of memory with {len(batch)} prompts in a prefill: "
+            f"from now on at most {self._scheduler.prefill_batch}"
+        )
+        self._scheduler.put_back(batch)
+        return []
+
+    def _decode_or_shrink(self) -> list[Sequence]:
+        """Decode a step; where memory does not suffice, halve the live sequences for good."""
+        try:
+            return self._decode()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        live = self._scheduler.live()
+        num_kept = max(1, len(live) // 2, self._sampling.num_captions)
+        if num_kept >= len(live):
+            failed, *preempted = live
+            ended = self._end_in_error(
+                failed, OUT_OF_MEMORY, "its caption does not fit in memory alone"
+            )
+        else:
+            preempted, ended = live[num_kept:], []
+            self._scheduler.max_live = num_kept
+            self.notices.append(
+                f"out of memory with {len(live)} live sequences: from now on at most {num_kept}"
+            )
+        for sequence in preempted:
+            self._cache.free(sequence.slot)
+        self._scheduler.put_back(preempted)
+        return ended
+
+    def _free_unplaced_slots(self) -> None:
+        """Forget the lengths that a prefill which did not end has claimed."""
+        for slot, sequence in enumerate(self._scheduler.slots):
+            if sequence is None:
+                self._cache.free(slot)
+
+    def _prefill(self, batch: list[Sequence]) -> list[Sequence]:
+        features, failed = self._encode(batch)
+        ready = [sequence for sequence in batch if not sequence.is_finished]
         if not ready:
             return failed
         started = time.perf_counter()
-        batch = left_pad([request.prompt_ids for request in ready], self._shape.device)
+        padded = left_pad([sequence.prefix_ids for sequence in ready], self._shape.device)
         slots = self._scheduler.free_slots(len(ready))
-        rows = [features[id(request)] for request in ready]
-        seen = [row for row in rows if row is not None]
         logits = self._model.next_logits(
-            batch.ids,
-            torch.cat(seen) if seen else None,
-            batch.positions,
-            batch.mask,
-            self._cache.prefill_view(slots, batch),
+            padded.ids,
+            torch.cat(features) if features else None,
+            padded.positions,
+            padded.mask,
+            self._cache.prefill_view(slots, padded),
         )
-        sequences = self._admit(ready, slots)
-        repeated = logits.repeat_interleave(self._sampling.num_captions, dim=0)
-        settled = self._settle(sequences, repeated)
+        repeats = torch.tensor([1 + s.num_siblings for s in ready], device=logits.device)
+        families = [self._with_siblings(lead) for lead in ready]
+        sequences = [sequence for family in families for sequence in family]
+        chosen = self._sampler.choose(logits.repeat_interleave(repeats, dim=0), sequences)
+        self._admit(families, slots)
+        settled = self._settle(sequences, *chosen)
         self.counters.prefills += 1
-        self.counters.prompt_tokens += sum(batch.lengths)
-        self.counters.padding_tokens += batch.num_padding_tokens
+        self.counters.prompt_tokens += sum(padded.lengths)
+        self.counters.padding_tokens += padded.num_padding_tokens
         self.counters.prefill_seconds += time.perf_counter() - started
         return failed + settled
 
-    def _encode(self, requests: Rows[Request]) -> tuple[dict[int, Tensor | None], list[Sequence]]:
+    def _encode(self, batch: Rows[Sequence]) -> tuple[list[Tensor], list[Sequence]]:
         """Run the vision tower; a request whose features do not fit its prompt fails alone."""
         started = time.perf_counter()
-        seeing = [request for request in requests if request.images is not None]
-        encoded = self._model.encode_images([r.images for r in seeing if r.images is not None])
-        features: dict[int, Tensor | None] = {id(request): None for request in requests}
-        features.update({id(r): f for r, f in zip(seeing, encoded, strict=True)})
+        seeing = [s.request.images for s in batch if s.request.images is not None]
+        encoded = iter(self._model.encode_images(seeing) if seeing else ())
+        features: list[Tensor] = []
         failed: list[Sequence] = []
-        for request in requests:
-            row = features[id(request)]
+        for sequence in batch:
+            request = sequence.request
+            row = next(encoded) if request.images is not None else None
             wanted = request.prompt_ids.count(self._model.image_token_id)
             found = 0 if row is None else row.shape[0]
             if found != wanted:
-                del features[id(request)]
+                detail = f"{wanted} image places in the prompt, {found} image features"
                 failed += self._fail(
-                    request,
-                    "placeholder_mismatch",
-                    f"key {request.ref.key!r}: {wanted} image places in the prompt, "
-                    f"{found} image features",
+                    sequence, "placeholder_mismatch", f"key {request.ref.key!r}: {detail}"
                 )
+            elif row is not None:
+                features.append(row)
         self.counters.vision_seconds += time.perf_counter() - started
         return features, failed
 
-    def _fail(self, request: Request, code: str, detail: str) -> list[Sequence]:
-        sequences = [self._sequence(request, i) for i in range(self._sampling.num_captions)]
-        for sequence in sequences:
-            sequence.error = SampleError(code, detail)
-        return sequences
+    def _fail(self, sequence: Sequence, code: str, detail: str) -> list[Sequence]:
+        """End a sequence that holds no slot, and its siblings with it."""
+        family = self._with_siblings(sequence)
+        for each in family:
+            each.error = SampleError(code, detail)
+        return family
+
+    def _end_in_error(self, sequence: Sequence, code: str, detail: str) -> list[Sequence]:
+        """End a live sequence by itself."""
+        sequence.error = SampleError(code, detail)
+        self._cache.free(sequence.slot)
+        self._scheduler.release(sequence)
+        return [sequence]
 
     def _sequence(self, request: Request, caption_index: int) -> Sequence:
         numbers = row_random(self._sampling.seed, request.ref.key, caption_index)
         return Sequence(request, caption_index, numbers)
 
-    def _admit(self, requests: Rows[Request], slots: Rows[int]) -> list[Sequence]:
-        """Place a sequence for each caption; further captions of an image copy its slot."""
-        sequences = []
-        for request, slot in zip(requests, slots, strict=True):
-            sequences.append(first := self._sequence(request, 0))
-            self._scheduler.place(first, slot)
-        grouped: list[Sequence] = []
-        for first in sequences:
-            grouped.append(first)
-            for caption_index in range(1, self._sampling.num_captions):
-                copy = self._sequence(first.request, caption_index)
+    def _with_siblings(self, lead: Sequence) -> list[Sequence]:
+        siblings = range(1, 1 + lead.num_siblings)
+        return [lead, *(self._sequence(lead.request, index) for index in siblings)]
+
+    def _admit(self, families: Rows[Rows[Sequence]], slots: Rows[int]) -> None:
+        """Place each prefilled sequence; further captions of its image copy its slot."""
+        for (lead, *_), slot in zip(families, slots, strict=True):
+            self._scheduler.place(lead, slot)
+        for lead, *siblings in families:
+            for sibling in siblings:
                 (slot,) = self._scheduler.free_slots(1)
-                self._cache.copy(first.slot, slot)
-                self._scheduler.place(copy, slot)
-                grouped.append(copy)
-        return grouped
+                self._cache.copy(lead.slot, slot)
+                self._scheduler.place(sibling, slot)
+            lead.num_siblings = 0
 
     def _decode(self) -> list[Sequence]:
         started = time.perf_counter()
@@ -198,26 +258,30 @@ class Engine:
         view = self._cache.decode_view(len(live))
         ids = torch.tensor(last, device=self._shape.device)
         logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
-        settled = self._settle(live, logits)
+        chosen = self._sampler.choose(logits, live)
+        self._cache.advance(len(live))
+        settled = self._settle(live, *chosen)
         self.counters.decode_steps += 1
         self.counters.busy_slot_steps += len(live)
         self.counters.total_slot_steps += self._cache.num_slots
         self.counters.decode_seconds += time.perf_counter() - started
         return settled
 
-    def _settle(self, sequences: Rows[Sequence], logits: Tensor) -> list[Sequence]:
+    def _settle(
+        self, sequences: Rows[Sequence], ids: Rows[int], logprobs: Rows[float]
+    ) -> list[Sequence]:
         """Give each sequence its token; free the slots of those that ended."""
-        ids, logprobs = self._sampler.choose(logits, sequences)
-        ended = []
+        ended: list[Sequence] = []
         for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
-            if math.isfinite(logprob):
-                sequence.token_ids.append(token)
-                sequence.sum_logprob += logprob
-                sequence.finish_reason = self._rules.finish_reason(sequence.token_ids)
-                self.counters.new_tokens += 1
-            else:
-                sequence.error = SampleError("not_finite", "the network's answer is not finite")
+            if not math.isfinite(logprob):
                 self._cache.wipe(sequence.slot)
+                ended += self._end_in_error(
+                    sequence, "not_finite", "the network's answer is not a finite number"
+                )
+                continue
+            sequence.append(token, logprob)
+            sequence.finish_reason = self._rules.finish_reason(sequence.token_ids)
+            self.counters.new_tokens += 1
             if sequence.is_finished:
                 self._cache.free(sequence.slot)
                 self._scheduler.release(sequence)

@@ -32,7 +32,7 @@ class Sampler:
         if self._settings.temperature == 0:
             ids = shaped.argmax(dim=-1)
         else:
-            uniforms = [sequence.random.random() for sequence in sequences]
+            uniforms = [sequence.uniform() for sequence in sequences]
             ids = draw(
                 shaped / self._settings.temperature,
                 torch.tensor(uniforms, dtype=torch.float64, device=logits.device),

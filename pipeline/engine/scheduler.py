@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from pipeline.engine.sequence import Sequence
-from pipeline.records import Request
 
 
 class Scheduler:
-    """Keeps slots busy: admits waiting requests when about an eighth of the slots are free.
+    """Keeps slots busy: admits waiting sequences when about an eighth of the slots are free.
 
     Refilling at every freed slot would prefill for one row at a time; waiting for all slots
     (static batches) would leave most of them idle behind the longest caption.
+
+    `max_live` and `prefill_batch` start at what was asked for, and shrink for good where
+    memory does not suffice.
     """
 
     def __init__(self, num_slots: int, prefill_batch: int, num_captions: int) -> None:
         assert num_slots >= num_captions, "a request's captions are admitted together"
         self.slots: list[Sequence | None] = [None] * num_slots
-        self.waiting: deque[Request] = deque()
-        self._num_captions = num_captions
-        self._prefill_batch = min(prefill_batch, num_slots // num_captions)
-        self._refill_at = max(num_captions, num_slots // 8)
+        self.waiting: deque[Sequence] = deque()
         self.is_closed = False  # True once no further request will come
+        self.max_live = num_slots
+        self.prefill_batch = max(1, min(prefill_batch, num_slots // num_captions))
+        self._num_captions = num_captions
 
     @property
     def num_live(self) -> int:
@@ -31,13 +34,13 @@ class Scheduler:
 
     @property
     def num_free(self) -> int:
-        """How many slots hold none."""
-        return len(self.slots) - self.num_live
+        """How many sequences more may run."""
+        return self.max_live - self.num_live
 
     @property
     def num_wanted(self) -> int:
         """How many further requests should wait here, so that lengths can be matched."""
-        return max(0, 2 * self._prefill_batch - len(self.waiting))
+        return max(0, 2 * self.prefill_batch - len(self.waiting))
 
     @property
     def is_idle(self) -> bool:
@@ -51,22 +54,35 @@ class Scheduler:
         """
         if not self.waiting or self.num_live == 0:
             return bool(self.waiting)
-        enough = min(self._prefill_batch, self._refill_at // self._num_captions)
+        refill_at = max(self._num_captions, self.max_live // 8)
+        enough = min(self.prefill_batch, refill_at // self._num_captions)
         is_worth_it = self.is_closed or len(self.waiting) >= enough
-        return is_worth_it and self.num_free >= self._refill_at
+        return is_worth_it and self.num_free >= refill_at
 
-    def next_batch(self) -> list[Request]:
-        """Take the request that waits longest, and those nearest to it in length."""
-        size = min(self._prefill_batch, self.num_free // self._num_captions, len(self.waiting))
-        oldest = self.waiting[0]
+    def next_batch(self) -> list[Sequence]:
+        """Take the sequence that waits longest, and those nearest to it in length."""
+        oldest = len(self.waiting[0].prefix_ids)
         by_distance = sorted(
-            range(1, len(self.waiting)),
-            key=lambda i: abs(len(self.waiting[i].prompt_ids) - len(oldest.prompt_ids)),
+            range(len(self.waiting)),
+            key=lambda i: (i > 0, abs(len(self.waiting[i].prefix_ids) - oldest)),
         )
-        taken = {0, *by_distance[: size - 1]}
-        batch = [request for i, request in enumerate(self.waiting) if i in taken]
-        self.waiting = deque(r for i, r in enumerate(self.waiting) if i not in taken)
+        taken: set[int] = set()
+        room = self.num_free
+        for i in by_distance:
+            if len(taken) == self.prefill_batch or self.waiting[i].num_siblings >= room:
+                break
+            taken.add(i)
+            room -= 1 + self.waiting[i].num_siblings
+        batch = [sequence for i, sequence in enumerate(self.waiting) if i in taken]
+        self.waiting = deque(s for i, s in enumerate(self.waiting) if i not in taken)
         return batch
+
+    def put_back(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences wait again, before all others; any slots they had are free."""
+        for sequence in sequences:
+            if sequence.slot >= 0:
+                self.release(sequence)
+        self.waiting.extendleft(reversed(list(sequences)))
 
     def free_slots(self, num_slots: int) -> list[int]:
         """Return the lowest free slots; they are taken once a sequence is placed in them."""
@@ -84,6 +100,7 @@ class Scheduler:
         """Take a sequence's slot back."""
         assert self.slots[sequence.slot] is sequence, "the slot is another's"
         self.slots[sequence.slot] = None
+        sequence.slot = -1
 
     def gaps(self) -> list[tuple[int, int]]:
         """Moves (from, to) after which the live slots are the first ones."""

@@ -23,16 +23,35 @@ class Sequence:
     request: Request
     caption_index: int
     random: random.Random
+    num_siblings: int = 0  # further captions of the request, to be copied from this one's slot
     slot: int = -1
     token_ids: list[int] = field(default_factory=list)
     sum_logprob: float = 0.0
     finish_reason: str | None = None
     error: SampleError | None = None
+    _uniform: float | None = None
 
     @property
     def is_finished(self) -> bool:
         """True once no further token will come."""
         return self.finish_reason is not None or self.error is not None
+
+    def uniform(self) -> float:
+        """Return the next token's random number: the same one until that token is appended."""
+        if self._uniform is None:
+            self._uniform = self.random.random()
+        return self._uniform
+
+    def append(self, token: int, logprob: float) -> None:
+        """Take the next token of the caption."""
+        self.token_ids.append(token)
+        self.sum_logprob += logprob
+        self._uniform = None
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What a prefill must run: the prompt, and the caption so far if it was preempted."""
+        return (*self.request.prompt_ids, *self.token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

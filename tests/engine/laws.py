@@ -69,8 +69,8 @@ def alone(
         positions = torch.arange(length)[None]
         mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
         logits = MODEL.next_logits(ids, features, positions, mask, None)
-        (token,), _ = sampler.choose(logits, [sequence])
-        sequence.token_ids.append(token)
+        (token,), (logprob,) = sampler.choose(logits, [sequence])
+        sequence.append(token, logprob)
         sequence.finish_reason = rules.finish_reason(sequence.token_ids)
     return sequence.token_ids
 

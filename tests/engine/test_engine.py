@@ -10,6 +10,7 @@ from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.sequence import Sequence, row_random
 from pipeline.errors import SampleError
 from pipeline.records import Request
+from tests.engine import laws
 from tests.engine.laws import (
     MODEL,
     Settings,
@@ -106,6 +107,10 @@ def test_several_captions_of_an_image_prefill_once() -> None:
     assert len({tuple(s.token_ids) for s in ended}) > 1
 
 
+def waits(request: Request) -> Sequence:
+    return Sequence(request, 0, row_random(0, "", 0))
+
+
 def test_captioning_skewed_lengths_keeps_slots_busy() -> None:
     """Static batches of this job would keep 4 slots under half busy."""
     lengths = [2, 2, 2, 40] * 16
@@ -115,12 +120,11 @@ def test_captioning_skewed_lengths_keeps_slots_busy() -> None:
     busy = total = 0
     while waiting or scheduler.num_live or scheduler.waiting:
         while waiting and scheduler.num_wanted:
-            scheduler.waiting.append(waiting.pop(0))
+            scheduler.waiting.append(waits(waiting.pop(0)))
         if scheduler.can_prefill():
-            for request in scheduler.next_batch():
-                sequence = Sequence(request, 0, row_random(0, "", 0))
+            for sequence in scheduler.next_batch():
                 scheduler.place(sequence, scheduler.free_slots(1)[0])
-                left[request.ref.index] = lengths[request.ref.index]
+                left[sequence.request.ref.index] = lengths[sequence.request.ref.index]
         live = scheduler.live()
         if waiting:  # the tail of a job cannot be busy
             busy, total = busy + len(live), total + 16
@@ -134,9 +138,9 @@ def test_captioning_skewed_lengths_keeps_slots_busy() -> None:
 def test_a_prefill_batch_takes_the_oldest_and_its_like() -> None:
     scheduler = Scheduler(num_slots=8, prefill_batch=3, num_captions=1)
     for i, length in enumerate([5, 30, 6, 31, 4, 29]):
-        scheduler.waiting.append(make_request(i, [1] * length))
-    assert [r.ref.index for r in scheduler.next_batch()] == [0, 2, 4]
-    assert [r.ref.index for r in scheduler.next_batch()] == [1, 3, 5]
+        scheduler.waiting.append(waits(make_request(i, [1] * length)))
+    assert [s.request.ref.index for s in scheduler.next_batch()] == [0, 2, 4]
+    assert [s.request.ref.index for s in scheduler.next_batch()] == [1, 3, 5]
     assert not scheduler.waiting
 
 
@@ -145,3 +149,69 @@ def test_memory_of_the_cache_is_what_the_spec_says() -> None:
     cache = engine._cache
     found = cache.keys.nbytes + cache.values.nbytes
     assert found == 3 * (40 + 5 - 1) * MODEL.spec.cache_bytes_per_token(torch.float64)
+
+
+class SmallMemory:
+    """A network that runs out of memory with more than so many rows."""
+
+    def __init__(self, max_prefill: int, max_decode: int) -> None:
+        self.max_rows = {True: max_prefill, False: max_decode}
+        self.spec, self.image_token_id = MODEL.spec, MODEL.image_token_id
+        self.encode_images = MODEL.encode_images
+
+    def next_logits(self, ids, features, positions, mask, kv):  # type: ignore[no-untyped-def]
+        # A prompt of one token alone looks like a decode step; these examples have none.
+        logits = MODEL.next_logits(ids, features, positions, mask, kv)
+        if len(ids) > self.max_rows[ids.shape[1] > 1]:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
+        return logits
+
+
+@pytest.mark.parametrize("limits", [(1, 8), (2, 3), (8, 1), (3, 2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_out_of_memory_runs_less_at_a_time_and_changes_no_caption(
+    limits: tuple[int, int], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [make_request(i, [1 + i, 2, 3 + i % 3], num_tiles=i % 2) for i in range(9)]
+    sampling = SamplingSettings(max_new_tokens=12, temperature=temperature)
+    settings = Settings(8, 8, max_new_tokens=12, sampling=sampling)
+    wanted = {r.ref.index: alone(r, settings) for r in requests}
+    monkeypatch.setattr(laws, "MODEL", SmallMemory(*limits))
+    ended = through_engine(requests, settings)
+    assert {s.request.ref.index: s.token_ids for s in ended} == wanted
+    assert len(ended) == len(requests)
+
+
+def test_a_request_that_fits_nowhere_is_an_error_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [make_request(i, [1 + i, 2]) for i in range(5)]
+    monkeypatch.setattr(laws, "MODEL", SmallMemory(max_prefill=0, max_decode=9))
+    codes = [s.error and s.error.code for s in through_engine(requests, Settings())]
+    assert codes == ["out_of_memory"] * 5
+    monkeypatch.setattr(laws, "MODEL", SmallMemory(max_prefill=9, max_decode=0))
+    ended = through_engine(requests, Settings(), eos=frozenset())
+    assert [s.error and s.error.code for s in ended] == ["out_of_memory"] * 5
+
+
+def test_running_out_of_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laws, "MODEL", SmallMemory(max_prefill=2, max_decode=9))
+    engine = make_engine(Settings(8, 8))
+    for i in range(8):
+        engine.submit(make_request(i, [1, 2]))
+    engine.close()
+    while not engine.is_idle:
+        engine.step()
+    assert engine.notices == [
+        "out of memory with 8 prompts in a prefill: from now on at most 4",
+        "out of memory with 4 prompts in a prefill: from now on at most 2",
+    ]
+
+
+def test_an_error_that_is_not_about_memory_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(MODEL, "next_logits", fails)
+    engine = make_engine(Settings())
+    engine.submit(make_request(0, [1]))
+    with pytest.raises(RuntimeError, match="shapes"):
+        engine.step()

@@ -183,8 +183,8 @@ def row_zero_stops_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-evaluation-harness#124: one end token ends the batch."""
     original = engine.Engine._settle
 
-    def settle(self: engine.Engine, sequences: list, logits: torch.Tensor) -> list:  # type: ignore[type-arg]
-        ended = original(self, sequences, logits)
+    def settle(self: engine.Engine, sequences: list, *chosen: list) -> list:  # type: ignore[type-arg]
+        ended = original(self, sequences, *chosen)
         if sequences[0] in ended:
             for other in sequences[1:]:
                 if other not in ended:
