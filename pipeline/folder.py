@@ -1,0 +1,127 @@
+"""The pictures of a folder, and a key for each that any tar reader splits as it was meant.
+
+A picture is known by its extension or, without one, by its first bytes. Dot files and
+`__MACOSX` are skipped, as in shards. Links are followed, each real folder once.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
+from pipeline.shards import natural_key
+
+FIELD_EXTENSIONS = ("json", "txt")
+_SNIFFED_EXTENSION = {"JPEG": "jpg", "JPEG2000": "jp2", "TIFF": "tif", "HEIF": "heic"}
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a folder holds besides pictures."""
+
+    skipped: Counter[str] = field(default_factory=Counter)  # reason -> files
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, reason
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture file, its path without the extension, and the fields beside it."""
+
+    path: Path  # relative to the folder
+    stem: str
+    extension: str
+    siblings: tuple[tuple[str, Path], ...]  # field name, path
+
+
+def find_pictures(folder: Path, findings: Findings) -> list[Picture]:
+    """Walk the folder, links included, each real folder once; return pictures in order."""
+    found: list[Picture] = []
+    for parent, names in _walk(folder, findings):
+        fields = {
+            (name.rpartition(".")[0], extension_of(name)): parent / name
+            for name in sorted(names, reverse=True)
+            if extension_of(name) in FIELD_EXTENSIONS
+        }
+        used: set[Path] = set()
+        for name in names:
+            extension = _image_extension(folder / parent / name, findings)
+            if extension:
+                stem = name.rpartition(".")[0] if extension_of(name) else name
+                siblings = tuple(
+                    (one, fields[stem, one]) for one in FIELD_EXTENSIONS if (stem, one) in fields
+                )
+                used.update(path for _, path in siblings)
+                path = parent / name
+                found.append(Picture(path, (parent / stem).as_posix(), extension, siblings))
+        findings.skipped["no picture"] -= len(used)
+    findings.skipped = +findings.skipped
+    return sorted(found, key=lambda picture: natural_key(picture.path.as_posix()))
+
+
+def _walk(folder: Path, findings: Findings) -> Iterator[tuple[Path, list[str]]]:
+    seen: set[tuple[int, int]] = set()
+
+    def unreadable(error: OSError) -> None:
+        findings.unreadable.append((str(error.filename), error.strerror or str(error)))
+
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
+        status = os.stat(parent)
+        if (status.st_dev, status.st_ino) in seen:  # a loop of links, or a second way here
+            folders.clear()
+            findings.skipped["folder seen before"] += 1
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        hidden = [name for name in names if _is_hidden(name)]
+        if hidden:
+            findings.skipped["dot file"] += len(hidden)
+        yield Path(os.path.relpath(parent, folder)), sorted(set(names) - set(hidden))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def _image_extension(path: Path, findings: Findings) -> str:
+    """Return a picture's extension in lower case, by its name or first bytes; ``""`` if none."""
+    extension = extension_of(path.name)
+    if extension in IMAGE_EXTENSIONS:
+        return extension
+    if not extension and path.is_file():
+        try:
+            with open(path, "rb") as file:
+                kind = sniff(file.read(SNIFF_BYTES))
+        except OSError as error:
+            findings.unreadable.append((str(path), error.strerror or str(error)))
+            return ""
+        if kind:
+            return _SNIFFED_EXTENSION.get(kind, kind.lower())
+    findings.skipped["no picture"] += 1
+    return ""
+
+
+def with_keys(pictures: list[Picture]) -> Iterator[tuple[str, Picture]]:
+    """Give each picture a key of its own: its path, with no dot that would end the key early."""
+    seen: set[str] = set()
+    for picture in pictures:
+        key = _safe_key(picture.stem)
+        if key in seen:
+            key = f"{key}-{picture.extension}"
+        base, number = key, 2
+        while key in seen:
+            key, number = f"{base}-{number}", number + 1
+        seen.add(key)
+        yield key, picture
+
+
+def _safe_key(path: str) -> str:
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    text = unicodedata.normalize("NFC", text)
+    text = "".join("_" if unicodedata.category(c) in ("Cc", "Cs") or c == "\\" else c for c in text)
+    folder, slash, name = text.rpartition("/")
+    return f"{folder}{slash}{name.replace('.', '_')}"
