@@ -31,6 +31,7 @@ from pipeline.colours import orientation_of, to_rgb, upright
 from pipeline.errors import RequestError, SampleError
 from pipeline.formats import sniff, sniff_foreign
 from pipeline.records import ImageFacts, Sample
+from pipeline.truncation import ends_early
 
 MAX_PIXELS = 178_956_970  # Pillow's own: half a GiB of RGB
 MAX_DETAIL = 200
@@ -134,7 +135,7 @@ def _decode(data: bytes, settings: ImageSettings) -> tuple[Image.Image, str]:
     except MemoryError:
         raise
     except Exception as error:  # a foreign decoder, as above
-        if not (settings.allow_truncated and _is_cut(error)):
+        if not (settings.allow_truncated and (_is_cut(error) or ends_early(data))):
             raise
         partial = _load_partly(image, data, settings.max_pixels)
         if not _shows_something(partial):
@@ -218,8 +219,7 @@ def _is_cut(error: Exception) -> bool:
 
 
 def _sample_error(error: Exception, data: bytes) -> SampleError:
-    is_short_webp = data[:4] == b"RIFF" and len(data) < int.from_bytes(data[4:8], "little") + 8
-    code = "truncated" if _is_cut(error) or is_short_webp else "unreadable"
+    code = "truncated" if _is_cut(error) or ends_early(data) else "unreadable"
     if isinstance(error, UnidentifiedImageError):
         return SampleError(code, f"it begins like {sniff(data)}, but its header makes no sense")
     return SampleError(code, _detail(error))

@@ -99,7 +99,7 @@ class _Reader:
         self._stats = stats
         self._group = Group(stats.junk)
         self._current: Member | None = None
-        self._usual_fields: Set[str] = frozenset()  # what the sample before had
+        self._usual_fields: Set[str] | None = None  # what the sample before had
 
     def samples(self) -> Iterator[Sample]:
         """Yield what groups give, and at a damage what was whole before it."""
@@ -167,15 +167,22 @@ class _Reader:
 
     def _whole_at_damage(self) -> list[Image]:
         """Return the open group's images, unless fields of theirs may lie behind the damage."""
-        wanted = self._settings.fields
-        expected = self._usual_fields if wanted is None else wanted
         struck = _plain(self._current.name) if self._current else None
-        may_lack = not self._group.has_ended_before(struck)
+        has_ended = self._group.has_ended_before(struck)
         images = self._group.finish()
-        if may_lack and any(not expected <= image.fields.keys() for image in images):
-            self._stats.num_withheld += len(images)
-            return []
-        return images
+        wanted: Set[str] | None = self._settings.fields
+        if wanted is not None:
+            is_whole = all(wanted <= image.fields.keys() for image in images)
+        else:  # all are asked for: go by the sample before
+            usual = self._usual_fields
+            is_whole = struck is None and all(
+                bool(image.fields) if usual is None else usual <= image.fields.keys()
+                for image in images
+            )
+        if has_ended or is_whole:
+            return images
+        self._stats.num_withheld += len(images)
+        return []
 
     def _hand_on(self, images: list[Image]) -> Iterator[Sample]:
         for image in images:

@@ -69,7 +69,7 @@ def shard_id(path: str) -> str:
             break
     # Readers of the output folder skip names that begin with `_` or `.`.
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", base).lstrip("._-")[:100] or "shard"
-    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{safe}-{digest}"
 
 
