@@ -1,0 +1,1 @@
+"""The embedded default model: a small captioner that needs no download. See MODEL_CARD.md."""

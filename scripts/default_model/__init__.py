@@ -1,0 +1,1 @@
+"""How the embedded default model was made: fetch, features, concepts, train, pack, evaluate."""
