@@ -35,6 +35,7 @@ from pipeline.truncation import ends_early
 
 MAX_PIXELS = 178_956_970  # Pillow's own: half a GiB of RGB
 MAX_DETAIL = 200
+MIN_SHOWN = 0.02  # of a cut picture: less is nothing to caption
 
 _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 # What decoders say, in many words, of data that ends too early.
@@ -138,7 +139,7 @@ def _decode(data: bytes, settings: ImageSettings) -> tuple[Image.Image, str]:
         if not (settings.allow_truncated and (_is_cut(error) or ends_early(data))):
             raise
         partial = _load_partly(image, data, settings.max_pixels)
-        if not _shows_something(partial):
+        if _shown_share(partial) < MIN_SHOWN:
             raise
         return partial, f"truncated: {_detail(error)}"
     _check_size(image.size, settings.max_pixels)  # an icon's real size shows only now
@@ -182,10 +183,12 @@ def _load_partly(image: ImageFile.ImageFile, data: bytes, max_pixels: int) -> Im
     return image
 
 
-def _shows_something(image: Image.Image) -> bool:
-    """Tell a picture from the one colour that a decoder begins with."""
-    extrema = (band.getextrema() for band in image.split())
-    return any(low != high for low, high in extrema)
+def _shown_share(image: Image.Image) -> float:
+    """Return the share of pixels that are not of the one colour in which a cut picture ends."""
+    grey = image.convert("L")
+    width, height = grey.size
+    last = grey.getpixel((width - 1, height - 1))
+    return 1 - grey.histogram()[int(last)] / (width * height)  # type: ignore[arg-type]
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:

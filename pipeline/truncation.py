@@ -60,10 +60,10 @@ def _tiff_end(data: bytes) -> int:
         letter, width = ("H", 2) if kind == 3 else ("I", 4)
         place = start + 2 + 12 * i + 8 if number * width <= 4 else offset
         if place + number * width > len(data):
-            return place + number * width
+            return int(place + number * width)
         values[tag] = struct.unpack_from(f"{order}{number}{letter}", data, place)
     ends = [
-        offset + size
+        int(offset + size)
         for offsets, sizes in ((273, 279), (324, 325))
         for offset, size in zip(values.get(offsets, ()), values.get(sizes, ()), strict=False)
     ]
