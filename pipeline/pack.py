@@ -7,10 +7,10 @@ owners. They appear under their names only once all are written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,8 +186,8 @@ class _ShardSet:
 
     def __exit__(self, *_: object) -> None:
         """Leave nothing half-made behind."""
-        if self._file is not None:
-            self._file.close()
+        with contextlib.suppress(OSError, ValueError):
+            self._finish()
         for part, _final in self._parts:
             if os.path.exists(part):
                 os.unlink(part)
@@ -224,7 +224,7 @@ class _ShardSet:
             mtime=0,
             user="",
             group="",
-            format=tarfile.PAX_FORMAT,  # USTAR has no room for long names
+            format="PAX_FORMAT",  # USTAR has no room for long names
         )
         self._num_samples = self._num_bytes = 0
 

@@ -59,9 +59,9 @@ class Prefetcher(Generic[T, R]):
         limits: PrefetchLimits | None = None,
         *,
         weigh_item: Callable[[T], int] = _weightless,
-        weigh_result: Callable[[R], int] = _weightless,
+        weigh_result: Callable[[R], int] | None = None,
     ) -> None:
-        """Start the threads; the two `weigh` functions give bytes."""
+        """Start the threads; the `weigh` functions give bytes, a result weighs like its item."""
         self._source: Iterator[T] = iter(source)
         self._work = work
         self._limits = limits or PrefetchLimits()
@@ -185,9 +185,11 @@ class Prefetcher(Generic[T, R]):
             item = self._pull(place)
             if isinstance(item, _Failed):
                 return
+            result: R | _Failed
+            weight: int | None
             try:
-                result: R | _Failed = self._work(item)
-                weight = self._weigh_result(result)  # type: ignore[arg-type]
+                result = self._work(item)
+                weight = self._weigh_result(result) if self._weigh_result else None
             except BaseException as error:  # it belongs to whoever takes, not to this thread
                 result, weight = _Failed(error), 0
             del item
@@ -229,12 +231,13 @@ class Prefetcher(Generic[T, R]):
             self._changed.notify_all()
         return item
 
-    def _settle(self, place: int, result: R | _Failed, weight: int) -> None:
+    def _settle(self, place: int, result: R | _Failed, weight: int | None) -> None:
         with self._changed:
             if self._is_closed:
                 return
             self._results[place] = result
-            self._weights[place] = weight
+            if weight is not None:
+                self._weights[place] = weight
             if isinstance(result, _Failed):
                 self._has_ended = True  # what comes after an error is not worked on
             self._changed.notify_all()

@@ -20,7 +20,7 @@ from pipeline.errors import RequestError, SampleError
 from pipeline.records import Sample
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_PART = r"[^\s.{}!:\[\]](?:[^.{}!\[\]]*[^\s.{}!:\[\]])?"
+_PART = r"[^\s.{}!:\[\]](?:[^.{}!:\[\]]*[^\s.{}!:\[\]])?"
 _NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
 
 
