@@ -135,6 +135,11 @@ class Captioner(Protocol):
         """What the network has done since it was loaded."""
         ...
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that the KV cache takes, allocated once; 0 where that is not known."""
+        ...
+
     def prepare(
         self,
         ref: SampleRef,

@@ -1,0 +1,61 @@
+"""What each command does, behind the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from jobs.config import RunConfig
+from jobs.display import display_on
+from jobs.plan_text import plan_text
+from jobs.result import summary
+from jobs.run import Plan, Run
+from jobs.stopping import Stop
+from jobs.terminal import bytes_text, plural, printable
+from pipeline.backends.families import FAMILIES
+from pipeline.pack import PackSettings, pack_folder
+
+
+def run_job(config: RunConfig) -> int:
+    """Run the job with a display on stderr, print the summary, return the exit code."""
+    stop = Stop(config.limits.grace_seconds)
+    limit = config.limits.seconds
+    display = display_on(sys.stderr)
+    try:
+        with stop.listening(None if limit is None else limit - config.limits.grace_seconds):
+            result = Run(config, stop, display).run()
+    finally:
+        display.close()
+    print("\n".join(summary(result)), flush=True)
+    return result.exit_code
+
+
+def dry_run(config: RunConfig) -> int:
+    """Print what a run would do; nothing is written."""
+    for line in plan_text(Plan.make(config)):
+        print(printable(line))
+    return 0
+
+
+def pack_pictures(folder: str, out: str, settings: PackSettings) -> None:
+    """Pack a folder and say what was made."""
+    packed = pack_folder(folder, out, settings)
+    for shard in packed.shards:
+        print(printable(shard))
+    print(
+        f"{plural(packed.num_images, 'image')} and {plural(packed.num_fields, 'field')} "
+        f"({bytes_text(packed.num_bytes)}) in {plural(len(packed.shards), 'shard')}"
+    )
+    for reason, count in packed.findings.skipped.most_common():
+        print(f"skipped: {count} {printable(reason)}")
+    for path, reason in packed.findings.unreadable:
+        print(f"unreadable: {printable(path)}: {printable(reason)}")
+    if packed.stale:
+        print(f"of an earlier pack, and not replaced: {printable(', '.join(packed.stale[:5]))}")
+
+
+def list_models() -> None:
+    """Print a table of the families."""
+    width = max(len(family.name) for family in FAMILIES)
+    for family in FAMILIES:
+        print(f"{family.name.ljust(width)}  {family.backend}  {family.summary}")
+        print(f"{'':{width}}  --model {family.example}")

@@ -1,0 +1,117 @@
+"""What a run was asked to do, checked once, where it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.captioner import ModelSource, SamplingSettings, SpeedSettings
+from pipeline.errors import RequestError
+from pipeline.images import ImageSettings
+from pipeline.job_record import JobRecord, Setting
+from pipeline.prompts import PromptTemplate, fields_needed
+from pipeline.schema import RowSchema
+from pipeline.store import CommitSettings
+
+MIN_IMAGES_FOR_RATE = 100  # before that, an error rate says little
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """When to stop before the end."""
+
+    samples: int | None = None  # the first so many of the job; None: all
+    max_error_rate: float = 1.0
+    seconds: float | None = None  # of wall time, grace included
+    grace_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.samples < 1:
+            raise RequestError(f"--limit is {self.samples}; wanted 1 or more")
+        if not 0 <= self.max_error_rate <= 1:
+            raise RequestError(f"--max-error-rate is {self.max_error_rate}; wanted 0 to 1")
+        if not self.grace_seconds > 0:
+            raise RequestError(f"--grace-seconds is {self.grace_seconds}; wanted more than 0")
+        if self.seconds is not None and self.seconds <= self.grace_seconds:
+            raise RequestError(
+                f"--time-limit is {self.seconds:g} s; wanted more than --grace-seconds "
+                f"({self.grace_seconds:g} s), which is taken off it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Which part of the shards this process takes."""
+
+    rank: int = 0
+    world_size: int = 1
+    loader_workers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise RequestError(
+                f"--rank {self.rank} of --world-size {self.world_size}: "
+                "wanted a rank from 0 to the world size less 1"
+            )
+        if self.loader_workers < 1:
+            raise RequestError(f"--loader-workers is {self.loader_workers}; wanted 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One run of one worker."""
+
+    shards: tuple[str, ...]
+    out: Path
+    model: str = "default"
+    backend: str = "auto"
+    dtype: str = "auto"
+    prompt: str | None = None  # None: the model's own
+    keep: tuple[str, ...] = ()
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
+    speed: SpeedSettings = field(default_factory=SpeedSettings)
+    commit: CommitSettings = field(default_factory=CommitSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        fields_needed(self.keep)  # raises for what is no field's name
+        if self.limits.samples is not None and self.worker.world_size > 1:
+            raise RequestError("--limit counts the samples of the whole job; wanted one worker")
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of this job."""
+        return RowSchema(self.sampling.num_captions, self.keep)
+
+    def template(self, source: ModelSource) -> PromptTemplate:
+        """The prompt, the model's own if none was given."""
+        return PromptTemplate(self.prompt if self.prompt is not None else source.default_prompt)
+
+    def record(self, source: ModelSource) -> JobRecord:
+        """Everything that shapes captions; nothing that only shapes speed."""
+        sampling = self.sampling
+        settings: dict[str, Setting] = {
+            f"model.{name}": value for name, value in source.fingerprint.items()
+        }
+        settings |= {
+            "prompt": self.template(source).text,
+            "max_new_tokens": sampling.max_new_tokens,
+            "min_new_tokens": sampling.min_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "repetition_penalty": sampling.repetition_penalty,
+            "num_captions": sampling.num_captions,
+            "seed": sampling.seed,
+            "stop": list(sampling.stop),
+            "max_text_tokens": sampling.max_text_tokens,
+            "max_repeats": sampling.max_repeats,
+            "max_pixels": self.images.max_pixels,
+            "background": self.images.background,
+            "allow_truncated": self.images.allow_truncated,
+            "keep": list(self.keep),
+        }
+        return JobRecord(settings)

@@ -1,0 +1,225 @@
+"""One unbroken stream of requests over all shards, so that slots stay full across borders.
+
+loader threads                                    the captioner's thread
+ShardStream ──► Sample ──► Preparer ──► Request ──► Feed.take ──► captioner
+     │                        └───────► error Rows ──► store
+     └── shard begun, ended or failed ──────────────► store
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.stopping import Stop
+from pipeline.captioner import Captioner
+from pipeline.errors import SampleError, ShardError
+from pipeline.identity import ShardIdentity, identify
+from pipeline.images import ImageSettings, facts_of, open_sample
+from pipeline.prefetch import Prefetcher
+from pipeline.prompts import PromptTemplate, kept_fields
+from pipeline.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.records import Request, Row, Sample, Shard
+from pipeline.resume import ShardState, shard_state, tidy
+from pipeline.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBegan:
+    """A shard is about to be read."""
+
+    state: ShardState
+    identity: ShardIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnded:
+    """A shard was read to its end, which came whole."""
+
+    shard_id: str
+    num_images: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFailed:
+    """A shard is damaged or unreachable; what was read of it stands."""
+
+    shard: Shard
+    error: ShardError
+
+
+ShardEvent = ShardBegan | ShardEnded | ShardFailed
+
+
+@dataclass(slots=True)
+class ShardStream:
+    """Reads shard after shard, on one loader thread at a time."""
+
+    out: Path
+    fingerprint: str
+    shards: list[Shard]
+    settings: ReaderSettings
+    stop: Stop
+    num_captions: int = 1
+    limit: int | None = None  # samples of the job, counted from its first
+    events: deque[ShardEvent] = field(default_factory=deque)
+    all_stats: list[ShardStats] = field(default_factory=list)
+    is_limited: bool = False  # the limit was reached before the end of a shard
+    num_counted: int = 0  # images of shards that turned out to be done already
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from shards in this run."""
+        return sum(stats.bytes_read for stats in self.all_stats)
+
+    @property
+    def num_images_seen(self) -> int:
+        """Image members that the reader has passed, those committed before among them."""
+        return self.num_counted + sum(stats.num_images for stats in self.all_stats)
+
+    @property
+    def num_skipped(self) -> int:
+        """Of these, the ones that were committed before."""
+        return self.num_counted + sum(stats.num_skipped for stats in self.all_stats)
+
+    def __iter__(self) -> Iterator[Sample]:
+        num_left = self.limit
+        for shard in self.shards:
+            if self.stop.is_requested:
+                return
+            if num_left is not None and num_left <= 0:
+                self.is_limited = True
+                return
+            num_images = yield from self._read(shard, num_left)
+            if num_left is not None:
+                num_left -= num_images
+
+    def _read(self, shard: Shard, max_images: int | None) -> Generator[Sample, None, int]:
+        """Yield what is not yet committed of a shard; return how many images it has."""
+        state = shard_state(self.out, shard, self.fingerprint)
+        tidy(self.out, state.leftovers)
+        if state.is_done:
+            num_images = state.num_rows // self.num_captions
+            self.num_counted += num_images
+            return num_images
+        stats = ShardStats()
+        self.all_stats.append(stats)
+        try:
+            self.events.append(ShardBegan(state, identify(shard)))
+            for sample in read_shard(shard, self.settings, skip=state.committed, stats=stats):
+                if max_images is not None and sample.ref.index >= max_images:
+                    self.is_limited = True
+                    return max_images
+                if self.stop.is_requested:
+                    return stats.num_images
+                yield sample
+            self.events.append(ShardEnded(shard.id, stats.num_images))
+        except ShardError as error:
+            self.events.append(ShardFailed(shard, error))
+        return stats.num_images
+
+
+@dataclass(frozen=True, slots=True)
+class Preparer:
+    """Makes a request of a sample, or the error rows that stand in its place."""
+
+    captioner: Captioner
+    template: PromptTemplate
+    images: ImageSettings
+    keep: tuple[str, ...]
+    num_captions: int
+
+    def __call__(self, sample: Sample) -> Request | list[Row]:
+        """Open the picture and render the prompt; safe on any thread."""
+        try:
+            image, facts = open_sample(sample, self.images)
+            prompt = self.template.render(sample)
+            kept = kept_fields(sample, self.keep)
+            return self.captioner.prepare(sample.ref, facts, image, prompt, kept)
+        except SampleError as error:
+            return self._error_rows(sample, error)
+        except Exception as error:  # a foreign processor can raise anything; it costs this row
+            detail = f"{type(error).__name__}: {error}"
+            return self._error_rows(sample, SampleError("internal", detail[:200]))
+
+    def _error_rows(self, sample: Sample, error: SampleError) -> list[Row]:
+        facts = facts_of(sample.data)
+        kept = kept_fields(sample, self.keep)
+        return [
+            Row(
+                ref=sample.ref,
+                facts=facts,
+                status="error",
+                caption_index=caption_index,
+                error=error.code,
+                error_detail=error.detail,
+                kept=kept,
+            )
+            for caption_index in range(self.num_captions)
+        ]
+
+
+class Feed:
+    """The captioner's source of requests; error rows and news of shards go to the store."""
+
+    def __init__(
+        self,
+        prefetcher: Prefetcher[Sample, Request | list[Row]],
+        stream: ShardStream,
+        store: Store,
+        stop: Stop,
+        add_row: Callable[[Row], None],
+    ) -> None:
+        """Take from `prefetcher`; `add_row` gets each error row."""
+        self._prefetcher = prefetcher
+        self._stream = stream
+        self._store = store
+        self._stop = stop
+        self._add_row = add_row
+
+    def take(self, max_requests: int, *, block: bool) -> list[Request]:
+        """Return up to `max_requests` that are ready; with `block`, wait for at least one."""
+        while not self._stop.is_requested:
+            results = self._prefetcher.take(max_requests, block=block)
+            with self._stop.protected():
+                self.settle_events()
+                for result in results:
+                    if isinstance(result, list):
+                        for row in result:
+                            self._add_row(row)
+            requests = [result for result in results if isinstance(result, Request)]
+            if requests or not block or not results:
+                return requests
+        return []
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True once no further request will ever come."""
+        return self._stop.is_requested or self._prefetcher.is_exhausted
+
+    def settle_events(self) -> None:
+        """Tell the store which shards began, ended or failed; before any row that comes after."""
+        events = self._stream.events
+        while events:
+            event = events.popleft()
+            if isinstance(event, ShardBegan):
+                self._store.begin(event.state, event.identity)
+            elif isinstance(event, ShardEnded):
+                self._store.end(event.shard_id, event.num_images)
+            else:
+                self._store.fail(event.shard, event.error)
+
+
+def weigh_sample(sample: Sample) -> int:
+    """Return the bytes that a sample holds."""
+    return len(sample.data) + sum(len(data) for data in sample.fields.values())
+
+
+def weigh_result(result: Request | list[Row]) -> int:
+    """Return the bytes that a request's pixels hold."""
+    if isinstance(result, list) or result.images is None:
+        return 0
+    pixels = result.images.pixels
+    return pixels.numel() * pixels.element_size()

@@ -1,0 +1,73 @@
+"""The command line's words to a checked `RunConfig`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.config import LimitSettings, RunConfig, WorkerSettings
+from pipeline.captioner import SamplingSettings, SpeedSettings
+from pipeline.errors import RequestError
+from pipeline.images import ImageSettings
+from pipeline.store import CommitSettings
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def run_config(options: Mapping[str, Any]) -> RunConfig:
+    """Build the settings of `captionjob run`; RequestError names an option that is wrong."""
+    time_limit = options["time_limit"]
+    return RunConfig(
+        shards=options["shards"],
+        out=Path(options["out"]),
+        model=options["model"],
+        backend=options["backend"],
+        dtype=options["dtype"],
+        prompt=options["prompt"],
+        keep=options["keep"],
+        sampling=SamplingSettings(
+            max_new_tokens=options["max_new_tokens"],
+            min_new_tokens=options["min_new_tokens"],
+            temperature=options["temperature"],
+            top_p=options["top_p"],
+            top_k=options["top_k"],
+            repetition_penalty=options["repetition_penalty"],
+            num_captions=options["num_captions"],
+            seed=options["seed"],
+            stop=options["stop"],
+        ),
+        images=ImageSettings(
+            options["max_pixels"], options["background"], options["allow_truncated"]
+        ),
+        speed=SpeedSettings(
+            slots=options["slots"],
+            prefill_batch=options["prefill_batch"],
+            device=options["device"],
+            threads=options["threads"],
+        ),
+        commit=CommitSettings(options["commit_rows"], options["commit_seconds"]),
+        limits=LimitSettings(
+            samples=options["limit"],
+            max_error_rate=options["max_error_rate"],
+            seconds=None if time_limit is None else seconds_of(time_limit),
+            grace_seconds=options["grace_seconds"],
+        ),
+        worker=WorkerSettings(options["rank"], options["world_size"], options["loader_workers"]),
+        overwrite=options["overwrite"],
+    )
+
+
+def seconds_of(text: str) -> float:
+    """Read `3600`, `90m`, `1h30m`, `1:30:00`, `1-12:00:00`; RequestError for anything else."""
+    clock = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if clock:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        parts = re.findall(r"([\d.]+)([smhd])", text)
+        return sum(float(count) * _UNITS[unit] for count, unit in parts)
+    raise RequestError(f"--time-limit is {text!r}; wanted a time such as 90m, 3h or 1:30:00")

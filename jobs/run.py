@@ -1,0 +1,215 @@
+"""The one place that knows every piece: shards in, captions out, and how the run ended."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig
+from jobs.display import Display, Silent
+from jobs.feed import Feed, Preparer, ShardStream, weigh_result, weigh_sample
+from jobs.metering import Meter, Reporter
+from jobs.result import RunResult, plan_line
+from jobs.stopping import GraceOver, Stop
+from jobs.terminal import bytes_text
+from jobs.ticker import Ticker
+from pipeline.backends.resolve import resolve
+from pipeline.captioner import Captioner, ModelSource
+from pipeline.job_record import JobRecord, check_folder, claim_folder
+from pipeline.prefetch import Prefetcher, PrefetchLimits
+from pipeline.prompts import PromptTemplate, fields_needed
+from pipeline.reader import ReaderSettings
+from pipeline.records import Request, Row, Sample, Shard
+from pipeline.resume import FolderState, ShardState, look, tidy
+from pipeline.shards import assign, expand_shards
+from pipeline.store import Store
+from pipeline.throughput import Snapshot, ThroughputLog, Tuning
+
+TICK_SECONDS = 0.5
+CLOSE_SECONDS = 1.0  # that threads stuck in a read may keep the end waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request that was found right, before weights are loaded."""
+
+    config: RunConfig
+    shards: list[Shard]
+    source: ModelSource
+    template: PromptTemplate
+    record: JobRecord
+    before: FolderState
+
+    @classmethod
+    def make(cls, config: RunConfig) -> Plan:
+        """Check shards, model, prompt and output folder; nothing is written.
+
+        Raises RequestError where the request is wrong.
+        """
+        shards = assign(expand_shards(config.shards), config.worker.rank, config.worker.world_size)
+        source = resolve(
+            config.model, backend=config.backend, dtype=config.dtype, device=config.speed.device
+        )
+        record = config.record(source)
+        check_folder(config.out, record, overwrite=config.overwrite)
+        if config.overwrite:
+            before = FolderState(tuple(ShardState(shard) for shard in shards))
+        else:
+            before = look(config.out, shards, record.fingerprint)
+        return cls(config, shards, source, config.template(source), record, before)
+
+    @property
+    def reader_settings(self) -> ReaderSettings:
+        """Which fields of a sample the prompt and the kept columns need."""
+        return ReaderSettings(self.template.needs_fields | fields_needed(self.config.keep))
+
+    @property
+    def tuning(self) -> Tuning:
+        """What the verdict may ask to change."""
+        config = self.config
+        return Tuning(
+            config.worker.loader_workers,
+            config.speed.slots,
+            config.speed.prefill_batch,
+            config.commit.rows,
+        )
+
+
+@dataclass(slots=True)
+class Run:
+    """One worker's run over its shards."""
+
+    config: RunConfig
+    stop: Stop = field(default_factory=Stop)
+    display: Display = field(default_factory=Silent)
+    errors: Counter[str] = field(default_factory=Counter)
+    has_too_many_errors: bool = False
+
+    def run(self) -> RunResult:
+        """Caption all that is not captioned yet.
+
+        Raises RequestError where the request is wrong, and JobError where the job cannot go on.
+        """
+        plan = Plan.make(self.config)
+        self.display.say(plan_line(plan.before))
+        stream = self._stream(plan)
+        worker = f"{self.config.worker.rank:05d}-{time.strftime('%m%dT%H%M%S')}"
+        worker = f"{worker}-{secrets.token_hex(3)}"
+        store = Store(self.config.out, plan.record, self.config.schema, self.config.commit, worker)
+        snapshot = Snapshot(resumed_rows=plan.before.num_rows)
+        captioner = self._load(plan.source) if stream.shards else None
+        if captioner is not None:
+            self._claim(plan)
+            snapshot = self._caption(captioner, plan, stream, store, worker)
+        return RunResult(
+            out=self.config.out,
+            before=plan.before,
+            after=look(self.config.out, plan.shards, plan.record.fingerprint),
+            snapshot=snapshot,
+            tuning=plan.tuning,
+            errors=self.errors,
+            failed=store.failed,
+            stopped=self.stop.reason,
+            limit=self.config.limits.samples if stream.is_limited else None,
+            has_too_many_errors=self.has_too_many_errors,
+        )
+
+    def _stream(self, plan: Plan) -> ShardStream:
+        limit = self.config.limits.samples
+        # A limit counts the samples of finished shards too.
+        is_wanted = [limit is not None or not state.is_done for state in plan.before.shards]
+        return ShardStream(
+            out=self.config.out,
+            fingerprint=plan.record.fingerprint,
+            shards=[shard for shard, wanted in zip(plan.shards, is_wanted, strict=True) if wanted],
+            settings=plan.reader_settings,
+            stop=self.stop,
+            num_captions=self.config.sampling.num_captions,
+            limit=limit,
+        )
+
+    def _load(self, source: ModelSource) -> Captioner | None:
+        """Load the weights; None if the run was stopped meanwhile."""
+        self.display.say(f"loading {source.family} ({source.backend})")
+        began = time.perf_counter()
+        try:
+            with self.stop.interruptible():
+                captioner = source.load(self.config.sampling, self.config.speed)
+        except GraceOver:
+            return None
+        memory = f", cache {bytes_text(captioner.cache_bytes)}" if captioner.cache_bytes else ""
+        self.display.say(f"loaded in {time.perf_counter() - began:.1f} s{memory}")
+        return None if self.stop.is_requested else captioner
+
+    def _claim(self, plan: Plan) -> None:
+        """Take the folder, now that the request is known to be right in every part."""
+        moved = claim_folder(self.config.out, plan.record, overwrite=self.config.overwrite)
+        if moved:
+            self.display.say(f"the older output was moved to {moved}")
+        for state in plan.before.shards:
+            tidy(self.config.out, state.leftovers)
+
+    def _caption(
+        self, captioner: Captioner, plan: Plan, stream: ShardStream, store: Store, worker: str
+    ) -> Snapshot:
+        """Run the stages to their end, or to the stop, and commit what is finished."""
+        config = self.config
+        preparer = Preparer(
+            captioner, plan.template, config.images, config.keep, config.sampling.num_captions
+        )
+        limits = PrefetchLimits(
+            threads=config.worker.loader_workers,
+            max_items=2 * config.speed.prefill_batch + config.worker.loader_workers,
+        )
+        prefetcher: Prefetcher[Sample, Request | list[Row]] = Prefetcher(
+            stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
+        )
+        log = ThroughputLog(config.out, worker)
+        meter = Meter(captioner.counters, stream, store, plan.before)
+        reporter = Reporter(meter, log, self.display, self.stop)
+        feed = Feed(prefetcher, stream, store, self.stop, lambda row: self._add(row, store))
+        try:
+            with Ticker(reporter.tick, TICK_SECONDS) as ticker:
+                self._answer(captioner, feed, store, ticker)
+                feed.settle_events()
+                store.close()
+                ticker.check()
+            return reporter.end()
+        finally:
+            log.close()
+            _close(prefetcher)
+
+    def _answer(self, captioner: Captioner, feed: Feed, store: Store, ticker: Ticker) -> None:
+        """Pull captions until there are no more, or the grace of a stop is over."""
+        answers = captioner.caption(feed)
+        try:
+            while True:
+                with self.stop.interruptible():
+                    caption = next(answers, None)
+                if caption is None:
+                    return
+                ticker.check()
+                self._add(Row.from_caption(caption), store)
+        except GraceOver:
+            self.display.say("the grace is over: captions in flight are dropped")
+
+    def _add(self, row: Row, store: Store) -> None:
+        """Hand a row to the store, and stop where too many are errors."""
+        store.add(row)
+        if row.error:
+            self.errors[row.error] += 1
+            counters, limit = store.counters, self.config.limits.max_error_rate
+            is_sure = counters.images >= MIN_IMAGES_FOR_RATE
+            if is_sure and counters.error_rows > limit * counters.rows:
+                self.has_too_many_errors = True
+                self.stop.request(f"{counters.error_rows} of {counters.rows} rows are errors")
+
+
+def _close(prefetcher: Prefetcher[Sample, Request | list[Row]]) -> None:
+    """End the loader threads, without waiting for one that hangs in a dead file system."""
+    closer = threading.Thread(target=prefetcher.close, daemon=True)
+    closer.start()
+    closer.join(CLOSE_SECONDS)

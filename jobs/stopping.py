@@ -1,0 +1,103 @@
+"""Stop early without losing anything: signals, a time limit, or too many errors.
+
+    asked to stop ──► nothing new is admitted ──► live sequences end ──► commit ──► exit 75
+                      └────────── the grace, less what committing takes ─────────┘
+
+When that time is over while sequences still run, `GraceOver` is raised inside the network's
+turn, and only there, so that no commit is ever cut in two. A second Ctrl-C ends the process at
+once, which is safe at any instruction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+COMMIT_SECONDS = 5.0  # kept of the grace, for the last commit
+COMMIT_SHARE = 0.4  # of a grace so short that this is less
+
+
+class GraceOver(BaseException):
+    """The time that a stop may take is used up; no `except Exception` on the way may keep it."""
+
+
+class Stop:
+    """Whether, and why, this run should end early."""
+
+    def __init__(self, grace_seconds: float = 20.0) -> None:
+        """Give live sequences this long to end, less the time for the last commit."""
+        self.reason = ""
+        self._drain_seconds = max(
+            grace_seconds - COMMIT_SECONDS, grace_seconds * (1 - COMMIT_SHARE)
+        )
+        self._can_interrupt = False
+        self._is_over = False
+
+    @property
+    def is_requested(self) -> bool:
+        """True once the run should admit nothing more."""
+        return bool(self.reason)
+
+    def request(self, reason: str) -> None:
+        """Ask the run to end; the first reason stands."""
+        self.reason = self.reason or reason
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Allow `GraceOver` to be raised in this block."""
+        self._can_interrupt = True
+        try:
+            if self._is_over:
+                raise GraceOver
+            yield
+        finally:
+            self._can_interrupt = False
+
+    @contextlib.contextmanager
+    def protected(self) -> Iterator[None]:
+        """Forbid `GraceOver` in this block, which stands inside an interruptible one."""
+        before, self._can_interrupt = self._can_interrupt, False
+        try:
+            yield
+        finally:
+            self._can_interrupt = before
+        if before and self._is_over:
+            raise GraceOver
+
+    @contextlib.contextmanager
+    def listening(self, seconds: float | None = None) -> Iterator[None]:
+        """Listen to signals, and stop `seconds` from now; on the main thread alone."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_alarm)
+        if seconds is not None:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.is_requested and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+        if not self.is_requested:
+            signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)
+        self.request(f"signal {signal.Signals(number).name}")
+
+    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_requested:
+            signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)
+            self.request("the time limit")
+            return
+        self._is_over = True
+        if self._can_interrupt:
+            raise GraceOver

@@ -1,0 +1,145 @@
+"""Files that appear whole or not at all: write under a hidden name, flush to disk, rename.
+
+    .tmp-HOST-PID-TOKEN-NAME   being written; readers of the folder skip names with a dot
+    NAME                       complete, and on the disk
+
+A temporary file whose process is gone is garbage and is removed; one of a live process, which
+may be a twin of this worker, is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.fault_points import reach
+
+ORPHAN_SECONDS = 24 * 3600  # of another host, where nobody can ask if the process lives
+_PREFIX = ".tmp-"
+_HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def temporary_path(folder: Path, name: str) -> Path:
+    """Return a hidden path in `folder` that no other process uses."""
+    return folder / f"{_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}-{name}"
+
+
+@contextlib.contextmanager
+def temporary_file(folder: Path, name: str) -> Iterator[Path]:
+    """Give a temporary path, and remove what lies there at the end unless it was renamed."""
+    path = temporary_path(folder, name)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def is_temporary(name: str) -> bool:
+    """True for a name that `temporary_path` makes."""
+    return name.startswith(_PREFIX)
+
+
+def is_orphan(path: Path) -> bool:
+    """True for a temporary file whose process has ended, as far as can be told from here."""
+    host, _, rest = path.name.removeprefix(_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    if host == _HOST and pid.isdigit():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return int(pid) == 1  # a container's first process has the number of its predecessor
+    try:
+        return time.time() - path.stat().st_mtime > ORPHAN_SECONDS
+    except FileNotFoundError:
+        return False
+
+
+def write_parquet(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], point: str) -> int:
+    """Write tables to a new file, each a row group, down to the disk; return the rows read back.
+
+    `point` is the fault point between the rows and the footer.
+    """
+    wanted = 0
+    with path.open("xb") as file:
+        writer = pq.ParquetWriter(file, schema, compression="zstd")
+        try:
+            for table in tables:
+                # Joined into one chunk, so that pages, and so bytes, do not depend on the pieces.
+                writer.write_table(table.combine_chunks())
+                wanted += table.num_rows
+            reach(point)
+        finally:
+            writer.close()  # by an exception too: the short file has a temporary name, and goes
+        file.flush()
+        os.fsync(file.fileno())
+    found = int(pq.read_metadata(path).num_rows)
+    if found != wanted:
+        raise OSError(f"{path}: wrote {wanted} rows, read back {found}")
+    return found
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small new file down to the disk."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str, point: str) -> None:
+    """Put a small file under its name, in place of an older one, by one rename."""
+    with temporary_file(path.parent, path.name) as temporary:
+        write_text(temporary, text)
+        reach(point)
+        os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def publish(temporary: Path, final: Path) -> bool:
+    """Give a complete file its name if nobody has it yet; False if another process was first."""
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        return False
+    except OSError:  # no hard links on this file system: the last of two equal files wins
+        if final.exists():
+            return False
+        os.replace(temporary, final)
+    sync_folder(final.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder last through a power cut, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass  # some network file systems refuse; their renames are on the server already
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(folder: Path, after_each: Callable[[], None]) -> None:
+    """Remove a folder of files, all of which a twin may be removing too, or writing to."""
+    if not folder.is_dir():
+        return
+    for name in sorted(os.listdir(folder)):
+        path = folder / name
+        if not is_temporary(name) or is_orphan(path):
+            path.unlink(missing_ok=True)
+            after_each()
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,64 @@
+"""Is a shard still the file that its committed rows were made from?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from pipeline.errors import ShardError
+from pipeline.records import Shard
+from pipeline.shards import local_path, open_shard
+
+SAMPLE_BYTES = 1 << 16  # hashed at the head and at the tail: reading a whole shard twice is dear
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIdentity:
+    """A shard's size, time of change in nanoseconds, and the hash of its head and tail."""
+
+    url: str
+    size: int
+    mtime_ns: int
+    sha256: str
+
+    def to_json(self) -> str:
+        """Return the text that lies in each piece's metadata."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ShardIdentity:
+        """Read what `to_json` wrote; ValueError, KeyError or TypeError for anything else."""
+        found = json.loads(text)
+        return cls(
+            str(found["url"]), int(found["size"]), int(found["mtime_ns"]), str(found["sha256"])
+        )
+
+    def has_same_bytes(self, other: ShardIdentity) -> bool:
+        """True if size and hash are equal, whatever the time of change."""
+        return self.size == other.size and self.sha256 == other.sha256
+
+
+def stamp_of(shard: Shard) -> tuple[int, int]:
+    """Return a shard's size and time of change, without opening it."""
+    try:
+        status = os.stat(local_path(shard.url))
+    except OSError as error:
+        raise ShardError(shard.url, f"cannot be opened: {error.strerror or error}") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def identify(shard: Shard) -> ShardIdentity:
+    """Return the identity of the file that lies there now; ShardError if none does."""
+    size, mtime_ns = stamp_of(shard)
+    digest = hashlib.sha256()
+    try:
+        with open_shard(shard) as file:
+            digest.update(file.read(SAMPLE_BYTES) or b"")
+            if size > SAMPLE_BYTES:
+                file.seek(max(SAMPLE_BYTES, size - SAMPLE_BYTES))
+                digest.update(file.read(SAMPLE_BYTES) or b"")
+    except OSError as error:
+        raise ShardError(shard.url, f"reading failed: {error.strerror or error}") from error
+    return ShardIdentity(shard.url, size, mtime_ns, digest.hexdigest())

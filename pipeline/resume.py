@@ -1,0 +1,238 @@
+"""What an output folder holds already: shards that are done, pieces of those that are not.
+
+    OUT/_job.json                       what shapes captions (pipeline.job_record)
+    OUT/<shard id>.parquet              a shard that is done
+    OUT/_progress/<shard id>/
+        00000-<run>.parquet             a piece: finished samples, complete
+        _failed.json                    why the shard could not be read to its end
+    OUT/_failed.json                    all of these together
+    OUT/_aside/                         what could not be trusted; never read again
+
+A file counts only if its footer can be read, and names this job and the bytes that the shard
+still has. Nothing is written while looking; `tidy` does that, once the job has the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.commit import is_orphan, is_temporary
+from pipeline.errors import ShardError
+from pipeline.identity import ShardIdentity, identify, stamp_of
+from pipeline.merge import Part
+from pipeline.records import Shard
+
+PROGRESS = "_progress"
+ASIDE = "_aside"
+FAILED_FILE = "_failed.json"
+META_JOB = b"captionjob.fingerprint"
+META_SHARD = b"captionjob.shard"
+CHANGED = "its shard has changed since"
+_THREADS = 16  # footers are read over a network more often than not
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file that does not count, and why."""
+
+    path: Path
+    reason: str
+    is_garbage: bool = False  # nothing that was ever committed: removed, not set aside
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """How far one shard is: done with so many rows, or so many samples committed in pieces."""
+
+    shard: Shard
+    is_done: bool = False
+    num_rows: int = 0
+    committed: frozenset[int] = frozenset()  # indices of the samples in pieces
+    leftovers: tuple[Leftover, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderState:
+    """How far each shard of a run is, in the run's order."""
+
+    shards: tuple[ShardState, ...] = field(default=())
+
+    @property
+    def num_done(self) -> int:
+        """Shards whose file is there."""
+        return sum(state.is_done for state in self.shards)
+
+    @property
+    def num_partly_done(self) -> int:
+        """Shards of which some samples are committed."""
+        return sum(bool(state.committed) and not state.is_done for state in self.shards)
+
+    @property
+    def num_to_do(self) -> int:
+        """Shards of which nothing is there."""
+        return len(self.shards) - self.num_done - self.num_partly_done
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that need not be made again."""
+        return sum(state.num_rows for state in self.shards)
+
+
+def look(out: Path, shards: Sequence[Shard], fingerprint: str) -> FolderState:
+    """Find out how far each shard is; nothing is written."""
+    finals = _names(out)
+    started = _names(out / PROGRESS)
+
+    def state_of(shard: Shard) -> ShardState:
+        if f"{shard.id}.parquet" not in finals and shard.id not in started:
+            return ShardState(shard)
+        return shard_state(out, shard, fingerprint)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return FolderState(tuple(pool.map(state_of, shards)))
+
+
+def shard_state(out: Path, shard: Shard, fingerprint: str) -> ShardState:
+    """Find out how far one shard is."""
+    final = final_path(out, shard.id)
+    leftovers: list[Leftover] = []
+    if final.exists():
+        reason = _fault_of(final, fingerprint) or _change_since(final, shard)
+        if not reason:
+            num_rows = int(pq.read_metadata(final).num_rows)
+            return ShardState(shard, True, num_rows, leftovers=_done_with(out, shard))
+        leftovers.append(Leftover(final, reason))
+    committed: set[int] = set()
+    num_rows = 0
+    now = _identity_now(shard)
+    for path in _sorted_files(progress_folder(out, shard.id)):
+        if is_temporary(path.name) and is_orphan(path):
+            leftovers.append(Leftover(path, "never finished", is_garbage=True))
+        if is_temporary(path.name) or path.suffix != ".parquet":
+            continue
+        try:
+            reason = _fault_of(path, fingerprint)
+            if not reason and now is not None and now != _identity_in(path):
+                reason = CHANGED
+            if reason:
+                leftovers.append(Leftover(path, reason))
+                continue
+            indices = read_rows(path, ["index"]).column("index").to_pylist()
+        except FileNotFoundError:
+            continue  # a twin finished the shard this moment
+        num_rows += sum(index not in committed for index in indices)
+        committed.update(indices)
+    return ShardState(shard, False, num_rows, frozenset(committed), tuple(leftovers))
+
+
+def tidy(out: Path, leftovers: Sequence[Leftover]) -> None:
+    """Remove garbage, and set aside what cannot be trusted."""
+    for leftover in leftovers:
+        if leftover.is_garbage:
+            leftover.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                leftover.path.parent.rmdir()  # if that was the last
+            continue
+        aside = out / ASIDE
+        aside.mkdir(exist_ok=True)
+        name = f"{leftover.path.parent.name}-{leftover.path.name}-{os.urandom(4).hex()}"
+        with contextlib.suppress(FileNotFoundError):  # a twin was first
+            leftover.path.rename(aside / name)
+
+
+def final_path(out: Path, shard_id: str) -> Path:
+    """Return where the whole shard's rows lie."""
+    return out / f"{shard_id}.parquet"
+
+
+def progress_folder(out: Path, shard_id: str) -> Path:
+    """Return where an unfinished shard's pieces lie."""
+    return out / PROGRESS / shard_id
+
+
+def piece_paths(out: Path, shard_id: str) -> list[Path]:
+    """Return an unfinished shard's pieces, of all workers and runs, by name."""
+    folder = progress_folder(out, shard_id)
+    names = sorted(name for name in _names(folder) if name.endswith(".parquet"))
+    return [folder / name for name in names if not is_temporary(name)]
+
+
+def part_of(path: Path, identity: ShardIdentity, fingerprint: str) -> Part | None:
+    """Return a piece for merging; None if it is of another job or of other bytes."""
+    if _fault_of(path, fingerprint) or _identity_in(path) != identity:
+        return None
+    columns = pq.read_metadata(path).row_group(0)
+    place = pq.read_schema(path).get_field_index("index")
+    first = int(columns.column(place).statistics.min)
+    return Part(first, lambda: read_rows(path))
+
+
+def read_rows(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file of ours, without what Arrow guesses from folder names."""
+    return pq.ParquetFile(path).read(columns)
+
+
+def _fault_of(path: Path, fingerprint: str) -> str:
+    """Say why a file is none of this job's, or ``""``."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        ShardIdentity.from_json(metadata[META_SHARD].decode())
+        found = metadata[META_JOB].decode()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"no Parquet file of captionjob ({type(error).__name__})"
+    return "" if found == fingerprint else "made with other settings"
+
+
+def _identity_in(path: Path) -> ShardIdentity:
+    return ShardIdentity.from_json(pq.read_metadata(path).metadata[META_SHARD].decode())
+
+
+def _identity_now(shard: Shard) -> ShardIdentity | None:
+    """Return None for a shard that cannot be read now, which is told when its turn comes."""
+    try:
+        return identify(shard)
+    except ShardError:
+        return None
+
+
+def _change_since(final: Path, shard: Shard) -> str:
+    """Say whether a whole file's shard has changed; a copy with another time has not.
+
+    Pieces are still to be joined with more rows, so for them only the very same file will do.
+    """
+    found = _identity_in(final)
+    try:
+        if stamp_of(shard) == (found.size, found.mtime_ns):
+            return ""
+    except ShardError:
+        return ""
+    now = _identity_now(shard)
+    return "" if now is None or now.has_same_bytes(found) else CHANGED
+
+
+def _done_with(out: Path, shard: Shard) -> tuple[Leftover, ...]:
+    """Return what still lies in the progress folder of a shard that is done."""
+    files = _sorted_files(progress_folder(out, shard.id))
+    dead = [path for path in files if not is_temporary(path.name) or is_orphan(path)]
+    return tuple(Leftover(path, "its shard is done", is_garbage=True) for path in dead)
+
+
+def _sorted_files(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(_names(folder))]
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
