@@ -77,7 +77,8 @@ def _flat_mode(image: Image.Image) -> Image.Image:
 def _grey_of_deep(image: Image.Image) -> Image.Image:
     """Scale more than 8 bits to grey."""
     values = np.asarray(image).astype(np.float32)
-    if image.mode.startswith("I;16"):
+    has_sixteen = image.mode == "I" and image.format in ("PNG", "PPM")  # as some Pillows say it
+    if has_sixteen or image.mode.startswith("I;16"):
         is_twelve = image.format == "TIFF" and float(values.max()) <= 4095
         values *= np.float32(255 / (4095 if is_twelve else 65535))
     else:
