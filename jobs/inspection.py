@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jobs.terminal import bytes_text, plural, printable
-from pipeline.errors import SampleError, ShardError
+from pipeline.errors import ShardError
 from pipeline.formats import sniff
 from pipeline.images import facts_of
 from pipeline.reader import ShardStats, read_shard
@@ -89,7 +89,7 @@ def inspect_shard(shard: Shard) -> ShardReport:
 
 def _fault_of(sample: Sample) -> str:
     if not sample.data:
-        return SampleError("empty", "").code
+        return "empty"
     return "" if sniff(sample.data) else "unreadable"
 
 

@@ -1,0 +1,196 @@
+"""Kill the real command again and again, and compare what it leaves with an untroubled run.
+
+Each job over a handful of shards (broken pictures and a cut shard among them) is killed at
+random moments and at fault points, alone, as two workers, or as twins on the same shards; it is
+started again with other settings of speed until it ends by itself. Then its files must be equal,
+byte by byte, to those of a run that nobody touched. After each kill, all that lies under a final
+name must be complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from pipeline.fault_points import POINTS, VARIABLE
+from pipeline.fixtures import make_image_bytes, make_tar_bytes
+from tests.commands import start
+
+NUM_SHARDS = 4
+SAMPLES = 40
+CUT = "cut.tar"
+SECONDS = (0.3, 1.5)  # after its start a process is killed
+
+
+@dataclass
+class Tally:
+    """What was done, and what was found wrong."""
+
+    kills: int = 0
+    starts: int = 0
+    jobs: int = 0
+    rows: int = 0  # compared
+    ended: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Torture:
+    """One folder of shards, and jobs over them."""
+
+    folder: Path
+    seed: int = 0
+    num_captions: int = 1
+    tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        (self.folder / "shards").mkdir(parents=True)
+        for number in range(NUM_SHARDS):
+            (self.folder / "shards" / f"{number}.tar").write_bytes(_shard(number))
+        whole = _shard(NUM_SHARDS)
+        (self.folder / "shards" / CUT).write_bytes(whole[: len(whole) // 2])
+        process = start(self._arguments("untroubled", speed=[]), self.folder)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 1, errors  # the cut shard
+        self._wanted = _files(self.folder / "untroubled")
+        self._wanted_pieces = _piece_rows(self.folder / "untroubled")
+        assert len(self._wanted) == NUM_SHARDS
+        assert self._wanted_pieces
+
+    def run(self, num_kills: int) -> Tally:
+        """Start and kill until `num_kills` processes were killed, and the last job ended."""
+        while self.tally.kills < num_kills:
+            out = f"out-{self.tally.jobs}"
+            while not self._is_finished(out):
+                self._attempt(out, may_kill=self.tally.kills < num_kills)
+            self._compare(self.folder / out)
+            shutil.rmtree(self.folder / out)
+            self.tally.jobs += 1
+        return self.tally
+
+    def _attempt(self, out: str, *, may_kill: bool) -> None:
+        """Run one set of processes, and kill some of them."""
+        kind = self._random.choice(["alone", "workers", "twins"])
+        ranks = {"alone": [(0, 1)], "workers": [(0, 2), (1, 2)], "twins": [(0, 1)] * 2}[kind]
+        processes = [self._start(out, rank, size, may_kill) for rank, size in ranks]
+        for process in processes:
+            if may_kill and self._random.random() < 0.8:
+                self._kill_later(process)
+        for process in processes:
+            _, errors = process.communicate(timeout=120)
+            if process.returncode == -signal.SIGKILL:
+                self.tally.kills += 1
+            elif process.returncode not in (0, 1, 75):
+                self.tally.faults.append(f"{kind}: exit {process.returncode}: {errors[-500:]}")
+            self.tally.ended[str(process.returncode)] += 1
+        self._check_complete(self.folder / out)
+
+    def _start(
+        self, out: str, rank: int, world_size: int, may_kill: bool
+    ) -> subprocess.Popen[str]:
+        speed = [
+            f"--slots={self._random.choice([4, 8, 64])}",
+            f"--prefill-batch={self._random.choice([1, 3, 16])}",
+            f"--loader-workers={self._random.randint(1, 4)}",
+            f"--commit-rows={self._random.choice([1, 5, 13, 1000])}",
+            f"--rank={rank}",
+            f"--world-size={world_size}",
+        ]
+        extra = {}
+        if may_kill and self._random.random() < 0.5:
+            extra[VARIABLE] = f"{self._random.choice(POINTS)}:{self._random.randint(1, 8)}"
+        self.tally.starts += 1
+        return start(self._arguments(out, speed), self.folder, extra)
+
+    def _kill_later(self, process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(self._random.uniform(*SECONDS))
+        number = signal.SIGTERM if self._random.random() < 0.15 else signal.SIGKILL
+        process.send_signal(number)
+
+    def _arguments(self, out: str, speed: list[str]) -> list[str]:
+        shuffle = self._random.randint(1, 99)
+        return [
+            *("run", "--shards", "shards", "--out", out),
+            *("--model", f"scripted:shuffle={shuffle},latency=0.01,fail=unlucky"),
+            *("--num-captions", str(self.num_captions)),
+            *(["--temperature", "1"] if self.num_captions > 1 else []),
+            *("--keep", "txt"),
+            *speed,
+        ]
+
+    def _is_finished(self, out: str) -> bool:
+        names = set(_files(self.folder / out))
+        pieces = _piece_rows(self.folder / out)
+        return names == set(self._wanted) and pieces == self._wanted_pieces
+
+    def _check_complete(self, out: Path) -> None:
+        for path in [*out.glob("*.parquet"), *out.glob("_progress/*/*.parquet")]:
+            try:
+                if path.name.startswith("."):
+                    continue
+                pq.read_table(path, partitioning=None)
+            except FileNotFoundError:
+                continue
+            except Exception as error:  # whatever the reader says of it
+                self.tally.faults.append(f"{path} is not complete: {error}")
+
+    def _compare(self, out: Path) -> None:
+        found = _files(out)
+        for name, digest in self._wanted.items():
+            if found.get(name) != digest:
+                self.tally.faults.append(f"{out / name} differs from the untroubled run's")
+            self.tally.rows += pq.read_metadata(out / name).num_rows
+        aside = [path for path in out.rglob("_aside/*")]
+        if aside:
+            self.tally.faults.append(f"set aside: {aside}")
+
+
+def _shard(number: int) -> bytes:
+    """Return a tar with pictures, one of them broken, one that the captioner fails on."""
+    members: list[tuple[str, bytes]] = []
+    for index in range(SAMPLES + number):
+        key = f"{number}-{index:03d}" + ("-unlucky" if index == 7 else "")
+        data = make_image_bytes(seed=1000 * number + index)
+        members.append((f"{key}.jpg", data[:40] if index == 11 else data))
+        members.append((f"{key}.txt", f"text of {key}".encode()))
+    return make_tar_bytes(members)
+
+
+def _files(out: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.parquet")
+    }
+
+
+def _piece_rows(out: Path) -> list[tuple[object, ...]]:
+    """Return the rows of the shards that cannot be finished, each once."""
+    rows: set[tuple[object, ...]] = set()
+    for path in out.glob("_progress/cut-*/*.parquet"):
+        if not path.name.startswith("."):
+            table = pq.read_table(path, partitioning=None)
+            rows.update(tuple(row.values()) for row in table.to_pylist())
+    return sorted(rows, key=lambda row: (row[1], row[2] if isinstance(row[2], int) else 0))
+
+
+def torture(folder: Path, num_kills: int, seed: int, num_captions: int = 1) -> Tally:
+    """Run all of it and return what was found."""
+    began = time.monotonic()
+    tally = Torture(folder, seed, num_captions).run(num_kills)
+    seconds = time.monotonic() - began
+    print(
+        f"{tally.kills} kills, {tally.starts} starts, {tally.jobs} jobs, {tally.rows} rows "
+        f"compared in {seconds:.0f} s; exits {dict(tally.ended)}; {len(tally.faults)} faults"
+    )
+    return tally
