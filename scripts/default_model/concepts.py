@@ -12,9 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from default_model import words
+from default_model import groups, words
 
-WORTH = ((words.SPECIFIC, 0.75), (words.COMMON, 0.55), (words.VAGUE, 0.35))
+WORTH = ((groups.SPECIFIC, 0.75), (groups.COMMON, 0.55), (groups.VAGUE, 0.25))
 NUM_CLASSES = 1000
 
 
@@ -102,27 +102,13 @@ def with_article(name: str) -> str:
 def photo_concepts(taxonomy: Taxonomy) -> list[Concept]:
     """Return the concepts of photographs: first one a class, in class order, then the groups."""
     worn = taxonomy.members(words.WORN)
+    phrases = [words.RENAMED.get(i) or with_article(name) for i, name in enumerate(taxonomy.names)]
     concepts = []
-    for index, name in enumerate(taxonomy.names):
-        phrase = words.RENAMED.get(index) or with_article(name)
-        concepts.append(Concept(phrase, frozenset({index}), 1.0, index in worn))
-    for groups, worth in WORTH:
-        for phrase, members in groups.items():
+    for index, phrase in enumerate(phrases):
+        alike = frozenset(i for i, other in enumerate(phrases) if other == phrase)  # sunglasses
+        concepts.append(Concept(phrase, alike, 1.0, index in worn))
+    for table, worth in WORTH:
+        for phrase, members in table.items():
             classes = taxonomy.members(members)
             concepts.append(Concept(phrase, classes, worth, classes <= worn))
-    return _one_each(concepts)
-
-
-def _one_each(concepts: list[Concept]) -> list[Concept]:
-    """Give the classes of one name (two of sunglasses) each other's meaning.
-
-    The class concepts stay, one for each index; a group repeats no phrase of a class.
-    """
-    meanings: dict[str, frozenset[int]] = defaultdict(frozenset)
-    for concept in concepts:
-        meanings[concept.phrase] |= concept.classes
-    return [
-        Concept(concept.phrase, meanings[concept.phrase], concept.worth, concept.is_worn)
-        for index, concept in enumerate(concepts)
-        if index < NUM_CLASSES or concept.phrase not in {c.phrase for c in concepts[:index]}
-    ]
+    return concepts

@@ -80,16 +80,12 @@ RENAMED = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What each emoji is called: by code points, and by the slug that icon sets use."""
+    """What each emoji is called; icon sets know it by a slug of its name, or by code points."""
 
-    by_code: dict[str, str]
-    by_slug: dict[str, str]
+    slug_of: dict[str, str]  # code points -> slug
+    by_slug: dict[str, str]  # slug -> phrase
     concepts: list[Concept]
-
-    @property
-    def num_singles(self) -> int:
-        """How many of the concepts, the first ones, are single drawings."""
-        return len(set(self.by_code.values()))
+    num_singles: int  # of the concepts, the first ones are single drawings
 
 
 def read_names(npm: Path) -> Names:
@@ -97,17 +93,17 @@ def read_names(npm: Path) -> Names:
     folder = npm / "emojibase-data"
     entries = json.loads((folder / "en" / "data.json").read_text())
     meta = json.loads((folder / "meta" / "groups.json").read_text())
-    by_code, by_slug, groups_of = {}, {}, {}
+    slug_of, by_slug, groups_of = {}, {}, {}
     for entry in entries:
         if "group" not in entry or meta["groups"][str(entry["group"])] == "component":
             continue
         group = meta["groups"][str(entry["group"])]
         subgroup = meta["subgroups"][str(entry["subgroup"])]
         phrase = GROUPS[group] if group in UNNAMED_GROUPS else plain_phrase(entry["label"])
-        by_code[code_points(entry["hexcode"])] = phrase
+        slug_of[code_points(entry["hexcode"])] = slug(entry["label"])
         by_slug[slug(entry["label"])] = phrase
         groups_of.setdefault(phrase, (SUBGROUPS.get(subgroup), GROUPS.get(group)))
-    return Names(by_code, by_slug, _concepts(groups_of))
+    return Names(slug_of, by_slug, _concepts(groups_of), len(groups_of))
 
 
 def _concepts(groups_of: dict[str, tuple[str | None, str | None]]) -> list[Concept]:

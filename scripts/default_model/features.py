@@ -30,15 +30,15 @@ NUM_GATE_PHOTOS, NUM_MEANINGLESS = 2400, 600
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Grid-pooled features `[K, 1280, 2, 2]` in half precision, and the pictures' facts."""
+    """Pooled features `[K, 1280]` in half precision; of drawings also what and whose they are."""
 
     pooled: Tensor
-    phrases: list[str]
+    keys: list[str]
     styles: list[str]
 
 
 def tower_features(tower: Tower, pictures: Iterable[Image.Image]) -> Tensor:
-    """Return the features `[K, 1280, 2, 2]` of pictures, as the model sees their middle."""
+    """Return the pooled features `[K, 1280]` of pictures, as the model sees their middle."""
     kept, batch = [], []
     for picture in pictures:
         batch.append(picture_tiles(picture)[0])
@@ -53,8 +53,8 @@ def tower_features(tower: Tower, pictures: Iterable[Image.Image]) -> Tensor:
 @torch.inference_mode()
 def _run(tower: Tower, tiles: list[Tensor]) -> Tensor:
     pixels = scale_pixels(torch.stack(tiles)).contiguous(memory_format=torch.channels_last)
-    maps = tower.features(pixels)
-    return torch.nn.functional.adaptive_avg_pool2d(maps, 2).half()
+    pooled, _ = tower(pixels)
+    return pooled.half()
 
 
 def gather(sources: Sources, tower: Tower, names: Names, folder: Path) -> dict[str, Features]:
@@ -65,7 +65,7 @@ def gather(sources: Sources, tower: Tower, names: Names, folder: Path) -> dict[s
         listed = list(found)
         pictures = (on_background(drawing.render(), chance) for drawing in listed)
         pooled = tower_features(tower, pictures)
-        return Features(pooled, [d.phrase for d in listed], [d.style for d in listed])
+        return Features(pooled, [d.key for d in listed], [d.style for d in listed])
 
     def of_pictures(pictures: Iterable[Image.Image], style: str) -> Features:
         pooled = tower_features(tower, pictures)
@@ -82,6 +82,6 @@ def gather(sources: Sources, tower: Tower, names: Names, folder: Path) -> dict[s
         path = folder / f"{name}.pt"
         if not path.exists():
             made = make()
-            torch.save((made.pooled, made.phrases, made.styles), path)
+            torch.save((made.pooled, made.keys, made.styles), path)
         gathered[name] = Features(*torch.load(path, weights_only=True))
     return gathered

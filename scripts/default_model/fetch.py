@@ -26,7 +26,6 @@ PYTHON_PACKAGES = (
 PYTHON_TEST_PACKAGES = ("scikit-image==0.26.0", "scikit-learn", "matplotlib")
 NPM_PACKAGES = (
     "@iconify-json/noto",
-    "@iconify-json/fluent-emoji",
     "@iconify-json/fluent-emoji-flat",
     "@iconify-json/fxemoji",
     "@iconify-json/emojione",

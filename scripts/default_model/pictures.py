@@ -17,7 +17,7 @@ from default_model.drawings import Names, code_points
 from default_model.fetch import Sources
 
 SIZE = 288
-ICON_SETS = ("noto", "fluent-emoji", "fluent-emoji-flat", "fxemoji", "emojione")
+ICON_SETS = ("noto", "fluent-emoji-flat", "fxemoji", "emojione")
 # The gate's photographs; astronaut, camera, chelsea, moon and others are left for the tests.
 GATE_PHOTOS = (
     "skimage/data/brick.png", "skimage/data/grass.png", "skimage/data/gravel.png",
@@ -30,34 +30,34 @@ GATE_PHOTOS = (
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """One drawing: its style (the artist's set), what it shows, and how to get its picture."""
+    """One drawing: its style (the artist's set), its emoji's slug, and how to get its picture."""
 
     style: str
-    phrase: str
+    key: str
     render: Callable[[], Image.Image]
 
 
 def drawings(sources: Sources, names: Names) -> Iterator[Drawing]:
-    """Go through the training drawings of all seven sets."""
+    """Go through the training drawings of all six sets."""
     for style in ICON_SETS:
         stored = json.loads((sources.npm / "@iconify-json" / style / "icons.json").read_text())
         for slug, icon in stored["icons"].items():
             if slug in names.by_slug:
                 svg = _icon_svg(icon, stored)
-                yield Drawing(style, names.by_slug[slug], lambda svg=svg: _render(sources, svg))
+                yield Drawing(style, slug, lambda svg=svg: _render(sources, svg))
     for path in sorted((sources.npm / "@twemoji" / "svg").glob("*.svg")):
-        if phrase := names.by_code.get(code_points(path.stem)):
-            yield Drawing("twemoji", phrase, lambda path=path: _render(sources, path.read_text()))
+        if slug := names.slug_of.get(code_points(path.stem)):
+            yield Drawing("twemoji", slug, lambda path=path: _render(sources, path.read_text()))
     for path in sorted((sources.npm / "@lobehub/fluent-emoji-3d/assets").glob("*.webp")):
-        if phrase := names.by_code.get(code_points(path.stem)):
-            yield Drawing("fluent-3d", phrase, lambda path=path: Image.open(path).convert("RGBA"))
+        if slug := names.slug_of.get(code_points(path.stem)):
+            yield Drawing("fluent-3d", slug, lambda path=path: Image.open(path).convert("RGBA"))
 
 
 def test_drawings(sources: Sources, names: Names) -> Iterator[Drawing]:
     """Go through drawings of a style that is in no training set."""
     for path in sorted((sources.npm / "openmoji" / "color" / "svg").glob("*.svg")):
-        if phrase := names.by_code.get(code_points(path.stem)):
-            yield Drawing("openmoji", phrase, lambda path=path: _render(sources, path.read_text()))
+        if slug := names.slug_of.get(code_points(path.stem)):
+            yield Drawing("openmoji", slug, lambda path=path: _render(sources, path.read_text()))
 
 
 def _icon_svg(icon: dict[str, object], stored: dict[str, object]) -> str:

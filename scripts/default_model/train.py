@@ -15,7 +15,7 @@ from pipeline.models.default.model import DefaultModel
 from pipeline.models.default.scene import People, Style
 from pipeline.processors.bpe import BytePairTokenizer
 
-BATCH, STEPS = 96, 2600
+BATCH, STEPS = 96, 1600
 PEAK_RATE, LEAST_RATE, WARM_STEPS = 3e-3, 3e-5, 100
 PHOTO_SHARE = 0.6
 IGNORED = -100
