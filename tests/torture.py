@@ -96,9 +96,7 @@ class Torture:
             self.tally.ended[str(process.returncode)] += 1
         self._check_complete(self.folder / out)
 
-    def _start(
-        self, out: str, rank: int, world_size: int, may_kill: bool
-    ) -> subprocess.Popen[str]:
+    def _start(self, out: str, rank: int, world_size: int, may_kill: bool) -> subprocess.Popen[str]:
         speed = [
             f"--slots={self._random.choice([4, 8, 64])}",
             f"--prefill-batch={self._random.choice([1, 3, 16])}",
