@@ -78,6 +78,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         fields_needed(self.keep)  # raises for what is no field's name
+        assert self.schema  # raises for a field that would take a column's name
         if self.limits.samples is not None and self.worker.world_size > 1:
             raise RequestError("--limit counts the samples of the whole job; wanted one worker")
 

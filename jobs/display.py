@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -11,6 +12,7 @@ from pipeline.throughput import Snapshot
 
 LINE_SECONDS = 5.0
 FIRST_LINE_SECONDS = 1.0
+WIDTH = 100  # of a bar on a terminal that does not tell its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,12 @@ class Bar:
 
         tqdm.tqdm.monitor_interval = 0  # no thread of its own: the job's ticker draws
         self._stream = stream
+        has_width = os.get_terminal_size(stream.fileno()).columns > 0  # some pipes claim 0
         self._bar = tqdm.tqdm(
             total=1,
             file=stream,
-            dynamic_ncols=True,
+            dynamic_ncols=has_width,
+            ncols=None if has_width else WIDTH,
             bar_format="{percentage:3.0f}%|{bar}| {desc} [{elapsed}]",
         )
         self._bar.set_description_str("starting")

@@ -18,7 +18,7 @@ from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.backends.resolve import resolve
 from pipeline.captioner import Captioner, ModelSource
-from pipeline.job_record import JobRecord, check_folder, claim_folder
+from pipeline.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.reader import ReaderSettings
@@ -50,6 +50,7 @@ class Plan:
         Raises RequestError where the request is wrong.
         """
         shards = assign(expand_shards(config.shards), config.worker.rank, config.worker.world_size)
+        check_place(config.out)
         source = resolve(
             config.model, backend=config.backend, dtype=config.dtype, device=config.speed.device
         )

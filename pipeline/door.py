@@ -1,7 +1,7 @@
 """The Python door: captions of pictures at hand, without shards or files.
 
-    from pipeline import load_captioner
-    load_captioner("default").caption(["cat.jpg", picture])
+from pipeline import load_captioner
+load_captioner("default").caption(["cat.jpg", picture])
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Captions:
 
         Raises SampleError, naming the place of the picture, where one cannot be captioned.
         """
-        requests = _Requests(self._prepare(place, one, prompt) for place, one in enumerate(pictures))
+        prepared = (self._prepare(place, one, prompt) for place, one in enumerate(pictures))
+        requests = _Requests(prepared)
         texts: dict[int, str] = {}
         for caption in self._captioner.caption(requests):
             place = caption.request.ref.index

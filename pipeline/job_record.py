@@ -64,6 +64,13 @@ def check_folder(out: Path, record: JobRecord, *, overwrite: bool = False) -> No
     It can if it is not there yet, is empty, or was made with the same settings; with
     `overwrite` any output of captionjob will do.
     """
+    check_place(out)
+    if (out / JOB_FILE).exists() and not overwrite:
+        _check_same(out, record)
+
+
+def check_place(out: Path) -> None:
+    """Raise RequestError unless `out` is, or can become, a folder of captionjob's on this disk."""
     if out.exists() and not out.is_dir():
         raise RequestError(f"--out {str(out)!r} is a file; wanted a folder")
     nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
@@ -74,11 +81,7 @@ def check_folder(out: Path, record: JobRecord, *, overwrite: bool = False) -> No
     free = shutil.disk_usage(nearest).free
     if free < FREE_BYTES:
         raise RequestError(f"--out {str(out)!r}: only {free >> 20} MiB are free on that disk")
-    if not out.exists():
-        return
-    if (out / JOB_FILE).exists():
-        if not overwrite:
-            _check_same(out, record)
+    if not out.exists() or (out / JOB_FILE).exists():
         return
     foreign = sorted(name for name in os.listdir(out) if not name.startswith((".", OLD_PREFIX)))
     if foreign:

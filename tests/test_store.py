@@ -70,7 +70,7 @@ class Folder:
         store.end(self.shard.id, NUM_IMAGES)
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
@@ -396,10 +396,11 @@ def test_half_a_surrogate_pair_costs_no_job(folder: Folder) -> None:
 
 
 def test_the_schema_is_fixed() -> None:
-    names = (
-        "shard index key member caption status error error_detail finish_reason "
-        "num_prompt_tokens num_caption_tokens mean_logprob width height format sha256"
-    ).split()
+    names = [
+        *("shard", "index", "key", "member", "caption", "status", "error", "error_detail"),
+        *("finish_reason", "num_prompt_tokens", "num_caption_tokens", "mean_logprob"),
+        *("width", "height", "format", "sha256"),
+    ]
     assert RowSchema().arrow().names == names
     assert RowSchema(2, ("json.title",)).arrow().names == [
         *names[:2],

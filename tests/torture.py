@@ -150,7 +150,7 @@ class Torture:
             if found.get(name) != digest:
                 self.tally.faults.append(f"{out / name} differs from the untroubled run's")
             self.tally.rows += pq.read_metadata(out / name).num_rows
-        aside = [path for path in out.rglob("_aside/*")]
+        aside = list(out.rglob("_aside/*"))
         if aside:
             self.tally.faults.append(f"set aside: {aside}")
 

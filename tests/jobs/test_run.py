@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import threading
@@ -35,7 +36,7 @@ def make_members(name: str, count: int) -> list[tuple[str, bytes]]:
     return members
 
 
-@pytest.fixture()
+@pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
     for place, count in enumerate(COUNTS):
         name = "abcd"[place]
@@ -228,7 +229,7 @@ def test_counters_only_grow(config: RunConfig, monkeypatch: pytest.MonkeyPatch) 
     (path,) = (config.out / "_throughput").iterdir()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) > 2
-    for before, after in zip(lines, lines[1:], strict=False):
+    for before, after in itertools.pairwise(lines):
         for name, value in before.items():
             if isinstance(value, (int, float)):
                 assert after[name] >= value, name
@@ -275,8 +276,10 @@ def test_signals_end_a_run_with_75(config: RunConfig, tmp_path: Path, number: in
 
 def test_the_grace_ends_sequences_that_go_on(config: RunConfig, tmp_path: Path) -> None:
     process = start(
-        [*("run", "--shards", ".", "--out", "out", "--grace-seconds", "2"), "--slots=40"]
-        + ["--model", "scripted:latency=0.9"],
+        [
+            *("run", "--shards", ".", "--out", "out", "--grace-seconds", "2"),
+            *("--slots", "40", "--model", "scripted:latency=0.9"),
+        ],
         tmp_path,
     )
     wait_for(config.out / "_job.json")
@@ -305,8 +308,10 @@ def test_a_second_interrupt_ends_at_once(config: RunConfig, tmp_path: Path) -> N
 def test_a_time_limit_ends_a_run_with_75(config: RunConfig, tmp_path: Path) -> None:
     began = time.monotonic()
     process = start(
-        [*("run", "--shards", ".", "--out", "out", "--time-limit", "2", "--grace-seconds", "1")]
-        + ["--model", "scripted:latency=0.2", "--slots", "2"],
+        [
+            *("run", "--shards", ".", "--out", "out", "--time-limit", "2"),
+            *("--grace-seconds", "1", "--model", "scripted:latency=0.2", "--slots", "2"),
+        ],
         tmp_path,
     )
     out, err = process.communicate(timeout=30)
