@@ -112,6 +112,7 @@ class Bar:
             file=stream,
             dynamic_ncols=has_width,
             ncols=None if has_width else WIDTH,
+            nrows=None if has_width else 2,
             bar_format="{percentage:3.0f}%|{bar}| {desc} [{elapsed}]",
         )
         self._bar.set_description_str("starting")
