@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from jobs.commands_results import RESULT_COMMANDS
 from jobs.terminal import printable
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import CaptionJobError, RequestError
@@ -300,6 +301,10 @@ def models() -> None:
     from jobs.commands import list_models
 
     list_models()
+
+
+for _command in RESULT_COMMANDS:
+    cli.add_command(_command)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ batch's shape two nearly equal logits may change places: then the two are shown.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,11 +123,7 @@ def recaption(
     for place, pair in enumerate(join.pairs):
         wanted = drawn.get(place, frozenset())
         if wanted:
-            rows = joined_rows(
-                pair,
-                lambda row, wanted=wanted: row.ref.index in wanted,  # type: ignore[misc]
-                recaptioner.reader_settings,
-            )
+            rows = joined_rows(pair, _has_index(wanted), recaptioner.reader_settings)
             for sample, stored in rows:
                 yield from recaptioner.again(sample, stored)
 
@@ -136,13 +132,12 @@ def config_of(output: Output, model: str | None, device: str) -> RunConfig:
     """Return the settings that made an output, at batch 1."""
     get = _Settings(output.record.settings)
     num_captions = output.num_captions
+    backend = get.text("model.backend")
     return RunConfig(
         shards=(),
         out=Path(output.folder),
         model=model or output.model,
-        backend="auto"
-        if get.text("model.backend") not in ("native", "transformers")
-        else get.text("model.backend"),
+        backend=backend if backend in ("native", "transformers") else "auto",
         dtype=get.text("model.dtype") or "auto",
         prompt=output.prompt,
         keep=tuple(output.schema.kept),
@@ -201,6 +196,10 @@ def _draw(join: Join, count: int, seed: int) -> dict[int, frozenset[int]]:
     for place, index in chosen:
         drawn.setdefault(place, set()).add(index)
     return {place: frozenset(indices) for place, indices in drawn.items()}
+
+
+def _has_index(indices: frozenset[int]) -> Callable[[Row], bool]:
+    return lambda row: row.ref.index in indices
 
 
 def _shape(row: Row) -> tuple[object, ...]:

@@ -1,0 +1,113 @@
+"""The workers of a job, as their throughput files tell: how fast now, how fast over the run.
+
+Only the head and the tail of each file are read, so that looking costs the same all day.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pipeline.throughput import THROUGHPUT, Snapshot
+
+TAIL_BYTES = 1 << 14
+STALLED_SECONDS = 60.0  # lines come every ten
+_NAMES = tuple(field.name for field in fields(Snapshot))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a worker's file."""
+
+    time: float  # seconds since 1970
+    is_end: bool
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker's run: its last line, the one before, and what it is doing."""
+
+    name: str
+    state: str  # running | ended | stalled | replaced
+    last: Line
+    before: Line | None
+    silent_seconds: float
+
+    @property
+    def rank(self) -> str:
+        """Which worker of the job this is."""
+        return self.name.partition("-")[0]
+
+    @property
+    def rate_now(self) -> float:
+        """Images a second between the last two lines."""
+        if self.state != "running" or self.before is None:
+            return 0.0
+        seconds = self.last.snapshot.seconds - self.before.snapshot.seconds
+        images = self.last.snapshot.images - self.before.snapshot.images
+        return images / seconds if seconds > 0 else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Images a second over the worker's run."""
+        return self.last.snapshot.images_per_second
+
+
+def read_workers(out: Path, now: float) -> tuple[Worker, ...]:
+    """Return all workers that ever ran, by name; a rank that was started again is replaced."""
+    found = []
+    for path in sorted((out / THROUGHPUT).glob("*.jsonl")):
+        lines = read_tail(path)
+        if lines:
+            found.append((path.stem, lines))
+    newest: dict[str, float] = {}
+    for name, lines in found:
+        rank = name.partition("-")[0]
+        newest[rank] = max(newest.get(rank, 0.0), lines[-1].time)
+    return tuple(_worker(name, lines, newest, now) for name, lines in found)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return all lines of a worker's file; broken ones are left out."""
+    return _parse(path.read_bytes())
+
+
+def read_tail(path: Path) -> list[Line]:
+    """Return the last lines of a worker's file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            return _parse(file.read())
+    except OSError:
+        return []
+
+
+def _worker(name: str, lines: Sequence[Line], newest: dict[str, float], now: float) -> Worker:
+    last = lines[-1]
+    silent = max(0.0, now - last.time)
+    if last.is_end:
+        state = "ended"
+    elif newest[name.partition("-")[0]] > last.time:
+        state = "replaced"
+    else:
+        state = "stalled" if silent > STALLED_SECONDS else "running"
+    return Worker(name, state, last, lines[-2] if len(lines) > 1 else None, silent)
+
+
+def _parse(data: bytes) -> list[Line]:
+    lines = []
+    for text in re.split(rb"\r?\n", data):
+        try:
+            found = json.loads(text)
+            numbers = {name: found[name] for name in _NAMES if name in found}
+            if all(isinstance(value, int | float) for value in numbers.values()):
+                is_end = found["event"] == "end"
+                lines.append(Line(float(found["time"]), is_end, Snapshot(**numbers)))
+        except (ValueError, KeyError, TypeError):
+            continue  # the first one of a tail is cut, the last one may be in writing
+    return lines
