@@ -205,7 +205,7 @@ class Archive:
             data = self._stream.read(size)
             while 0 < len(data) < size and (more := self._stream.read(size - len(data))):
                 data += more
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        except (OSError, EOFError, MemoryError, zlib.error, lzma.LZMAError) as error:
             raise self._damage(f"reading failed: {error or type(error).__name__}") from error
         self._offset += len(data)
         return data

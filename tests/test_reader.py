@@ -192,6 +192,13 @@ def test_a_tar_cut_at_any_byte_is_told_or_gives_all_samples(path: Path) -> None:
         assert all(s.fields == {"txt": f"{s.ref.key}txt".encode()} for s in samples), cut
 
 
+@pytest.mark.parametrize("what", ["cut at a sample boundary", "a hole of zeros"])
+def test_tarfile_alone_takes_damage_for_the_end(what: str) -> None:
+    """The mistake that this reader is there to avoid: nothing is said, and samples are lost."""
+    with tarfile.open(fileobj=io.BytesIO(DAMAGED[what][0]), mode="r|") as tar:
+        assert [info.name for info in tar] == ["a.jpg", "a.txt", "b.jpg", "b.txt"]
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     member=st.integers(0, len(TRUTH) - 1),
