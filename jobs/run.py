@@ -62,6 +62,13 @@ class Plan:
             before = look(config.out, shards, record.fingerprint)
         return cls(config, shards, source, config.template(source), record, before)
 
+    def state_now(self) -> FolderState:
+        """Look again, at the shards that were not done before."""
+        todo = [state.shard for state in self.before.shards if not state.is_done]
+        found = iter(look(self.config.out, todo, self.record.fingerprint).shards)
+        states = (state if state.is_done else next(found) for state in self.before.shards)
+        return FolderState(tuple(states))
+
     @property
     def reader_settings(self) -> ReaderSettings:
         """Which fields of a sample the prompt and the kept columns need."""
@@ -108,7 +115,7 @@ class Run:
         return RunResult(
             out=self.config.out,
             before=plan.before,
-            after=look(self.config.out, plan.shards, plan.record.fingerprint),
+            after=plan.state_now(),
             snapshot=snapshot,
             tuning=plan.tuning,
             errors=self.errors,

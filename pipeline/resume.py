@@ -36,6 +36,7 @@ FAILED_FILE = "_failed.json"
 META_JOB = b"captionjob.fingerprint"
 META_SHARD = b"captionjob.shard"
 CHANGED = "its shard has changed since"
+INDEX_COLUMN = 1  # of the schema, which is fixed
 _THREADS = 16  # footers are read over a network more often than not
 
 
@@ -104,12 +105,14 @@ def shard_state(out: Path, shard: Shard, fingerprint: str) -> ShardState:
     """Find out how far one shard is."""
     final = final_path(out, shard.id)
     leftovers: list[Leftover] = []
-    if final.exists():
-        reason = _fault_of(final, fingerprint) or _change_since(final, shard)
+    footer = _footer(final, fingerprint)
+    if isinstance(footer, _Footer):
+        reason = _change_since(footer.identity, shard)
         if not reason:
-            num_rows = int(pq.read_metadata(final).num_rows)
-            return ShardState(shard, True, num_rows, leftovers=_done_with(out, shard))
+            return ShardState(shard, True, footer.num_rows, leftovers=_done_with(out, shard))
         leftovers.append(Leftover(final, reason))
+    elif footer is not None:
+        leftovers.append(Leftover(final, footer))
     committed: set[int] = set()
     num_rows = 0
     now = _identity_now(shard)
@@ -118,13 +121,13 @@ def shard_state(out: Path, shard: Shard, fingerprint: str) -> ShardState:
             leftovers.append(Leftover(path, "never finished", is_garbage=True))
         if is_temporary(path.name) or path.suffix != ".parquet":
             continue
+        footer = _footer(path, fingerprint)
+        if isinstance(footer, _Footer) and now is not None and now != footer.identity:
+            footer = CHANGED
+        if isinstance(footer, str):
+            leftovers.append(Leftover(path, footer))
+            continue
         try:
-            reason = _fault_of(path, fingerprint)
-            if not reason and now is not None and now != _identity_in(path):
-                reason = CHANGED
-            if reason:
-                leftovers.append(Leftover(path, reason))
-                continue
             indices = read_rows(path, ["index"]).column("index").to_pylist()
         except FileNotFoundError:
             continue  # a twin finished the shard this moment
@@ -167,12 +170,10 @@ def piece_paths(out: Path, shard_id: str) -> list[Path]:
 
 def part_of(path: Path, identity: ShardIdentity, fingerprint: str) -> Part | None:
     """Return a piece for merging; None if it is of another job or of other bytes."""
-    if _fault_of(path, fingerprint) or _identity_in(path) != identity:
+    footer = _footer(path, fingerprint)
+    if not isinstance(footer, _Footer) or footer.identity != identity:
         return None
-    columns = pq.read_metadata(path).row_group(0)
-    place = pq.read_schema(path).get_field_index("index")
-    first = int(columns.column(place).statistics.min)
-    return Part(first, lambda: read_rows(path))
+    return Part(footer.first_index, lambda: read_rows(path))
 
 
 def read_rows(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -180,21 +181,33 @@ def read_rows(path: Path, columns: list[str] | None = None) -> pa.Table:
     return pq.ParquetFile(path).read(columns)
 
 
-def _fault_of(path: Path, fingerprint: str) -> str:
-    """Say why a file is none of this job's, or ``""``."""
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What the end of a file of this job tells."""
+
+    identity: ShardIdentity
+    num_rows: int
+    first_index: int
+
+
+def _footer(path: Path, fingerprint: str) -> _Footer | str | None:
+    """Return a file's footer, the reason why it is none of this job's, or None if it is gone."""
     try:
-        metadata = pq.read_metadata(path).metadata or {}
-        ShardIdentity.from_json(metadata[META_SHARD].decode())
+        with path.open("rb") as file:
+            parquet = pq.read_metadata(file)
+        metadata = parquet.metadata or {}
+        identity = ShardIdentity.from_json(metadata[META_SHARD].decode())
         found = metadata[META_JOB].decode()
+        first_index = 0
+        if parquet.num_row_groups:
+            first_index = int(parquet.row_group(0).column(INDEX_COLUMN).statistics.min)
     except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"no Parquet file of captionjob ({type(error).__name__})"
-    return "" if found == fingerprint else "made with other settings"
-
-
-def _identity_in(path: Path) -> ShardIdentity:
-    return ShardIdentity.from_json(pq.read_metadata(path).metadata[META_SHARD].decode())
+    if found != fingerprint:
+        return "made with other settings"
+    return _Footer(identity, int(parquet.num_rows), first_index)
 
 
 def _identity_now(shard: Shard) -> ShardIdentity | None:
@@ -205,12 +218,11 @@ def _identity_now(shard: Shard) -> ShardIdentity | None:
         return None
 
 
-def _change_since(final: Path, shard: Shard) -> str:
+def _change_since(found: ShardIdentity, shard: Shard) -> str:
     """Say whether a whole file's shard has changed; a copy with another time has not.
 
     Pieces are still to be joined with more rows, so for them only the very same file will do.
     """
-    found = _identity_in(final)
     try:
         if stamp_of(shard) == (found.size, found.mtime_ns):
             return ""
