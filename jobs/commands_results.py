@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -88,4 +89,96 @@ def verify(
     sys.exit(print_verification(Path(out), shards, wanted, sys.stdout, as_json=as_json))
 
 
-RESULT_COMMANDS = (status, verify)
+FORMATS = ("webdataset", "txt", "jsonl", "csv", "parquet", "coco", "label-studio", "hf")
+
+
+@click.command()
+@OUT
+@click.argument("dest", metavar="DEST")
+@click.option("--to", required=True, type=click.Choice(FORMATS), help="The format of DEST.")
+@click.option(
+    "--shards",
+    multiple=True,
+    metavar="PATTERN",
+    help="Where the pictures are; each row's join to its image is checked.",
+)
+@click.option(
+    "--status",
+    "statuses",
+    multiple=True,
+    type=click.Choice(["ok", "truncated", "repetition", "error"]),
+    help="Only rows of this status; repeatable.  [default: all with a caption; tables: all]",
+)
+@click.option("--min-logprob", type=float, help="Only rows with so high a mean_logprob.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only rows such as 'width >= 512' or 'caption !~ dog|cat'; repeatable.",
+)
+@click.option(
+    "--captions",
+    type=click.Choice(["corrected", "model"]),
+    default="corrected",
+    show_default=True,
+    help="People's corrections where there are any, or the model's own words.",
+)
+@click.option(
+    "--field",
+    default="txt",
+    show_default=True,
+    help="webdataset: the caption is the member KEY.FIELD.",
+)
+@click.option("--replace", is_flag=True, help="webdataset: in place of a member of that name.")
+@click.option("--no-images", is_flag=True, help="txt: the captions without the pictures.")
+@click.option(
+    "--image-url",
+    default="",
+    metavar="TEMPLATE",
+    help="label-studio, coco: where each picture is served, such as 'https://host/{key}.jpg'.",
+)
+@click.option("--table", metavar="FILE", help="parquet: join the captions into this table.")
+@click.option(
+    "--on", default="key", show_default=True, help="parquet: the column to join --table by."
+)
+@click.option("--overwrite", is_flag=True, help="Replace an older export at DEST.")
+def export(out: str, dest: str, to: str, shards: tuple[str, ...], **options: Any) -> None:
+    """Write the captions in a format of annotation or training tools.
+
+    \b
+    Examples:
+      captionjob export captions tars --to webdataset --shards 'shards/*.tar' --status ok
+      captionjob export captions lora --to txt --shards 'shards/*.tar' --min-logprob -1
+      captionjob export captions all.parquet --to parquet --where 'width >= 512'
+      captionjob export captions tasks.json --to label-studio --shards 'shards/*.tar'
+    """
+    from jobs.export.view import run_export
+
+    run_export(out, dest, to, shards, options)
+
+
+@click.command(name="import")
+@OUT
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    type=click.Choice(["label-studio"]),
+    help="The tool that wrote FILE: its JSON or JSON-MIN export.",
+)
+def import_(out: str, file: str, source: str) -> None:
+    """Store captions that people corrected, beside the model's, with who changed what.
+
+    The corrections lie in OUT/_corrections; exports take them, the model's captions stay.
+
+    \b
+    Example:
+      captionjob import captions project-1.json --from label-studio
+    """
+    from jobs.export.view import run_import
+
+    run_import(out, file)
+
+
+RESULT_COMMANDS = (status, verify, export, import_)

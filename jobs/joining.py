@@ -8,7 +8,7 @@ must be the ones in the row.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jobs.results import Output, ShardResult
@@ -75,21 +75,20 @@ def need_shards(join: Join) -> Join:
 
 
 def joined_rows(
-    pair: Pair, is_wanted: Callable[[Row], bool], settings: ReaderSettings = NO_FIELDS
+    pair: Pair, rows: Iterable[Row], settings: ReaderSettings = NO_FIELDS
 ) -> Iterator[tuple[Sample, list[Row]]]:
-    """Yield the images of a shard in order, each with its wanted rows; the join is checked.
+    """Yield the images of a shard in order, each with those of `rows` that are its own.
 
     Raises ShardError for a damaged shard, and for an image that is not the one of its rows.
     """
-    rows: dict[int, list[Row]] = {}
-    for row in pair.result.rows():
-        if is_wanted(row):
-            rows.setdefault(row.ref.index, []).append(row)
-    if not rows:
+    by_index: dict[int, list[Row]] = {}
+    for row in rows:
+        by_index.setdefault(row.ref.index, []).append(row)
+    if not by_index:
         return
-    num_left = len(rows)
-    for sample in read_shard(pair.shard, settings, skip=Wanted(frozenset(rows))):
-        mine = rows[sample.ref.index]
+    num_left = len(by_index)
+    for sample in read_shard(pair.shard, settings, skip=Wanted(frozenset(by_index))):
+        mine = by_index[sample.ref.index]
         difference = difference_of(sample, mine[0])
         if difference:
             raise ShardError(

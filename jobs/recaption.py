@@ -8,7 +8,7 @@ batch's shape two nearly equal logits may change places: then the two are shown.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,8 +123,8 @@ def recaption(
     for place, pair in enumerate(join.pairs):
         wanted = drawn.get(place, frozenset())
         if wanted:
-            rows = joined_rows(pair, _has_index(wanted), recaptioner.reader_settings)
-            for sample, stored in rows:
+            rows = [row for row in pair.result.rows() if row.ref.index in wanted]
+            for sample, stored in joined_rows(pair, rows, recaptioner.reader_settings):
                 yield from recaptioner.again(sample, stored)
 
 
@@ -196,10 +196,6 @@ def _draw(join: Join, count: int, seed: int) -> dict[int, frozenset[int]]:
     for place, index in chosen:
         drawn.setdefault(place, set()).add(index)
     return {place: frozenset(indices) for place, indices in drawn.items()}
-
-
-def _has_index(indices: frozenset[int]) -> Callable[[Row], bool]:
-    return lambda row: row.ref.index in indices
 
 
 def _shape(row: Row) -> tuple[object, ...]:

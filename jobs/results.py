@@ -67,10 +67,8 @@ class ShardResult:
         return table if columns is None else table.select(list(columns))
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows as the records that the job made them from."""
-        for batch in self.table().to_batches(max_chunksize=2048):
-            for values in batch.to_pylist():
-                yield row_of(values)
+        """Return the rows as the records that the job made them from."""
+        return rows_of(self.table())
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +152,13 @@ def read_record(folder: Path) -> JobRecord:
     if version != SCHEMA_VERSION:
         raise RequestError(f"{path} has the schema version {version}; wanted {SCHEMA_VERSION}")
     return JobRecord(settings)
+
+
+def rows_of(table: pa.Table) -> Iterator[Row]:
+    """Yield the records of a table of rows."""
+    for batch in table.to_batches(max_chunksize=2048):
+        for values in batch.to_pylist():
+            yield row_of(values)
 
 
 def row_of(values: Mapping[str, object]) -> Row:

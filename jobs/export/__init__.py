@@ -1,0 +1,1 @@
+"""Captions to the formats of annotation and training, the join to their images checked."""
