@@ -20,6 +20,7 @@ from jobs.export.options import ExportOptions
 from jobs.export.rows_json import row_json
 from jobs.export.source import CORRECTED_COLUMNS, Source
 from jobs.export.webdataset import image_extension
+from pipeline.errors import RequestError
 
 MAX_FILE_BYTES = 500 << 20
 GROUP_BYTES = 32 << 20  # of a row group: what a reader of one row has to take in
@@ -48,16 +49,19 @@ def write(source: Source, place: Path, options: ExportOptions) -> int:
     finally:
         if writer is not None:
             writer.close()
+    if not num_rows:
+        raise RequestError(
+            "no row is wanted by these filters, and `datasets` opens no empty folder"
+        )
     card = _card(source, num_rows)
     (place / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
     return num_rows
 
 
 def _tables(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int]]:
-    """Yield row groups with the bytes of their pictures; one, if empty, where nothing is wanted."""
+    """Yield row groups with the bytes of their pictures."""
     lines: list[dict[str, object]] = []
     num_bytes = 0
-    has_any = False
     for _, images in source.images():
         for sample, rows in images:
             name = f"{sample.ref.key}.{image_extension(sample)}"
@@ -70,8 +74,8 @@ def _tables(source: Source, schema: pa.Schema) -> Iterator[tuple[pa.Table, int]]
                 num_bytes += len(sample.data)
             if num_bytes > GROUP_BYTES:
                 yield _table(lines, schema), num_bytes
-                lines, num_bytes, has_any = [], 0, True
-    if lines or not has_any:
+                lines, num_bytes = [], 0
+    if lines:
         yield _table(lines, schema), num_bytes
 
 

@@ -36,14 +36,15 @@ def _write_joined(source: Source, place: Path, path: Path, on: str) -> int:
     for name, found in (("--table", table), ("OUT", rows)):
         if on not in found.column_names:
             raise RequestError(f"--on {on}: {name} has no column of that name")
-    places: dict[object, int] = {}
+    places: dict[str, int] = {}
     for number, value in enumerate(rows.column(on).to_pylist()):
-        if places.setdefault(_plain(value), number) != number and value is not None:
+        if value is not None and places.setdefault(str(value), number) != number:
             raise RequestError(
                 f"--on {on}: {value!r} stands in several rows of OUT, so that a join would be a "
                 "guess; wanted a column that differs, such as sha256"
             )
-    wanted = [places.get(_plain(value)) for value in table.column(on).to_pylist()]
+    # As text: a key that is all digits may well be a number in the other table.
+    wanted = [places.get(str(value)) for value in table.column(on).to_pylist()]
     found = rows.take(pa.array(wanted, pa.int64()))
     for name in rows.column_names:
         if name != on:
@@ -51,8 +52,3 @@ def _write_joined(source: Source, place: Path, path: Path, on: str) -> int:
             table = table.append_column(new, found.column(name))
     pq.write_table(table, place, compression="zstd")
     return sum(number is not None for number in wanted)
-
-
-def _plain(value: object) -> object:
-    """Take numbers for the text that they are in a key: img2dataset's keys are both."""
-    return None if value is None else str(value)
