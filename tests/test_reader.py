@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import sys
 import tarfile
 import tracemalloc
@@ -186,9 +187,16 @@ def test_zstd_without_its_package_is_a_clear_error(
 
 def test_a_tar_cut_at_any_byte_is_told_or_gives_all_samples(path: Path) -> None:
     tar = make_tar_bytes([(name, data) for name, data in TRUTH[:4]])
-    for cut in range(len(tar)):
-        samples, error = read(path, tar[:cut])
-        assert error is not None or len(samples) == 2, cut
+    path.write_bytes(tar)
+    for cut in reversed(range(len(tar))):
+        os.truncate(path, cut)  # much cheaper than ten thousand files
+        samples: list[Sample] = []
+        is_told = False
+        try:
+            samples.extend(read_shard(Shard("x", str(path))))
+        except ShardError:
+            is_told = True
+        assert is_told or len(samples) == 2, cut
         assert all(s.fields == {"txt": f"{s.ref.key}txt".encode()} for s in samples), cut
 
 
