@@ -225,7 +225,7 @@ def test_changed_header_bytes_are_told_or_change_no_sample(
         assert len(samples) >= 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.binary(max_size=3000), cut=st.integers(0, len(WHOLE)))
 def test_no_bytes_are_more_than_a_shard_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: int
