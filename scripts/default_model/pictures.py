@@ -18,11 +18,11 @@ from default_model.fetch import Sources
 
 SIZE = 288
 ICON_SETS = ("noto", "fluent-emoji-flat", "fxemoji", "emojione")
-# The gate's photographs; astronaut, camera, chelsea, moon and others are left for the tests.
+# The gate's photographs; astronaut, camera, moon, motorcycle and others are left for the tests.
 GATE_PHOTOS = (
     "skimage/data/brick.png", "skimage/data/grass.png", "skimage/data/gravel.png",
     "skimage/data/coins.png", "skimage/data/coffee.png", "skimage/data/rocket.jpg",
-    "skimage/data/hubble_deep_field.jpg", "skimage/data/motorcycle_left.png",
+    "skimage/data/hubble_deep_field.jpg", "skimage/data/chelsea.png",
     "skimage/data/retina.jpg", "skimage/data/ihc.png",
     "sklearn/datasets/images/china.jpg", "sklearn/datasets/images/flower.jpg",
 )  # fmt: skip

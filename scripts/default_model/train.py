@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -11,12 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from default_model.captions import Report, Vocabulary, prompted
+from default_model.speak import misspoken
+from pipeline.models.default import storage
 from pipeline.models.default.model import DefaultModel
 from pipeline.models.default.scene import People, Style
 from pipeline.processors.bpe import BytePairTokenizer
 
 BATCH, STEPS = 96, 1600
 PEAK_RATE, LEAST_RATE, WARM_STEPS = 3e-3, 3e-5, 100
+MOST_DRILLS, DRILL_STEPS, DRILL_RATE = 12, 40, 4e-5
 PHOTO_SHARE = 0.6
 IGNORED = -100
 
@@ -41,23 +45,58 @@ def train(
     torch.manual_seed(seed)
     chance = random.Random(seed)
     start_tables(model, vocabulary, tokenizer)
-    trained = [p for name, p in model.named_parameters() if not name.startswith("scene.")]
-    optimiser = torch.optim.AdamW(trained, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimiser = _optimiser(model, PEAK_RATE)
     started, mean_loss = time.monotonic(), 0.0
     for step in range(STEPS):
         for group in optimiser.param_groups:
             group["lr"] = _rate(step)
         reports = [_draw(vocabulary, chance) for _ in range(BATCH)]
         pairs = [prompted(vocabulary, report, chance) for report in reports]
-        loss = _loss(model, reports, *_token_rows(pairs, tokenizer))
-        optimiser.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        optimiser.step()
+        loss = _step(model, optimiser, reports, pairs, tokenizer)
         mean_loss = loss.item() if step == 0 else 0.98 * mean_loss + 0.02 * loss.item()
         if step % 100 == 99:
             seconds = time.monotonic() - started
             print(f"step {step + 1}/{STEPS} loss {mean_loss:.4f} {seconds:.0f} s", flush=True)
+
+
+def drill(
+    model: DefaultModel, vocabulary: Vocabulary, tokenizer: BytePairTokenizer, seed: int = 1
+) -> None:
+    """Repeat what is misspelt, as the model will be stored, until nothing is."""
+    chance, optimiser = random.Random(seed), _optimiser(model, DRILL_RATE)
+    for round_ in range(MOST_DRILLS):
+        stored = copy.deepcopy(model)
+        stored.load_state_dict(storage.unpack(storage.pack(model.state_dict())))
+        wrong = misspoken(stored, tokenizer, vocabulary)
+        print(f"drill {round_}: {len(wrong)} misspelt", flush=True)
+        if not wrong:
+            return
+        for _ in range(DRILL_STEPS):
+            drawn = [_draw(vocabulary, chance) for _ in range(BATCH // 2)]
+            again = [chance.choice(wrong) for _ in range(BATCH // 2)]
+            pairs = [prompted(vocabulary, report, chance) for report in drawn]
+            pairs += [("", vocabulary.caption(report)) for report in again]
+            _step(model, optimiser, drawn + again, pairs, tokenizer)
+
+
+def _optimiser(model: DefaultModel, rate: float) -> torch.optim.Optimizer:
+    trained = [p for name, p in model.named_parameters() if not name.startswith("scene.")]
+    return torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+
+
+def _step(
+    model: DefaultModel,
+    optimiser: torch.optim.Optimizer,
+    reports: list[Report],
+    pairs: list[tuple[str, str]],
+    tokenizer: BytePairTokenizer,
+) -> Tensor:
+    loss = _loss(model, reports, *_token_rows(pairs, tokenizer))
+    optimiser.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], 1.0)
+    optimiser.step()
+    return loss
 
 
 def _rate(step: int) -> float:

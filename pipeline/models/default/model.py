@@ -20,6 +20,7 @@ from pipeline.records import ImageInputs
 
 FOLDER = Path(__file__).resolve().parent
 WEIGHTS = "weights.safetensors"
+WEIGHTS_PATH = FOLDER / WEIGHTS
 VISION_BATCH = 8  # pictures at a time: more are no faster, and take more memory
 
 

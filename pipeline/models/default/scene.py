@@ -57,6 +57,11 @@ PORTRAIT_LEAST = 0.6  # how likely a concept must be to be named beside a portra
 MOST_ANIMAL, MOST_FACE_LIKE = 0.5, 0.3
 GREY_SPREAD, GREY_CONTRAST = 5.0, 8.0
 FLAT_STEP = 2  # neighbouring pixels that differ by less are one flat area
+PAPER_STEP = 12  # what differs from the border's colour by more is no paper
+STANDARD_LENGTH = 30.0  # what standardised features are brought to: far-off styles stay in range
+# A drawing must look like one to the gate, be flat within, and be no thing that the classifier is
+# sure of: photographs cut out on white paper are flat, but not within.
+GATE_UNIT, INSIDE_UNIT, LEAST_DRAWN = 10.0, 0.3, 1.5
 
 
 class SceneReader(nn.Module):
@@ -109,9 +114,9 @@ class SceneReader(nn.Module):
         dtype = self.tower.stem.weight.dtype
         pixels = scale_pixels(middle).to(dtype).contiguous(memory_format=torch.channels_last)
         pooled, logits = self.tower(pixels)
-        is_drawing = self._is_drawing(pooled, middle)
-        styles = is_drawing.long() * 2 + is_grey(middle).long()
         chances = self.photo_concepts.probabilities(logits)
+        is_drawing = self._is_drawing(pooled, middle, chances)
+        styles = is_drawing.long() * 2 + is_grey(middle).long()
         concepts = self.photo_concepts.choose(chances)
         people, concepts = self._people(tiles[:, 1], chances, concepts, is_drawing)
         drawn = self.drawing_concepts.choose(self._drawing_chances(pooled))
@@ -122,14 +127,17 @@ class SceneReader(nn.Module):
         return torch.stack((styles, people, concepts), dim=1)
 
     def _standardised(self, pooled: Tensor) -> Tensor:
-        return (pooled - self.drawing_mean) * self.drawing_scale
+        return standardised(pooled, self.drawing_mean, self.drawing_scale)
 
     def _drawing_chances(self, pooled: Tensor) -> Tensor:
         return self.drawing_concepts.probabilities(self.drawing_head(self._standardised(pooled)))
 
-    def _is_drawing(self, pooled: Tensor, middle: Tensor) -> Tensor:
+    def _is_drawing(self, pooled: Tensor, middle: Tensor, chances: Tensor) -> Tensor:
         gate: Tensor = self.drawing_gate(self._standardised(pooled))[:, 0]
-        return (gate > 0) & (flat_share(middle) > self.sizes.least_flat)
+        flat, inside = flat_shares(middle)
+        sure = chances[:, :NUM_CLASSES].amax(dim=1)
+        drawn = gate / GATE_UNIT + inside / INSIDE_UNIT - sure
+        return (gate > 0) & (flat > self.sizes.least_flat) & (drawn > LEAST_DRAWN)
 
     def _people(
         self, tiles: Tensor, chances: Tensor, concepts: Tensor, is_drawing: Tensor
@@ -174,9 +182,24 @@ def is_grey(middle: Tensor) -> Tensor:
     return (spread.quantile(0.98, dim=1) < GREY_SPREAD) & (contrast > GREY_CONTRAST)
 
 
-def flat_share(middle: Tensor) -> Tensor:
-    """Return the share of pixels of `[B, 3, S, S]` that equal the next ones: `[B]`."""
+def flat_shares(middle: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the share of flat pixels in `[B, 3, S, S]`, and within what is no paper: `[B]` each.
+
+    Flat pixels are like the ones before them; paper is what has the colour of the border.
+    """
     values = middle.short()
-    across = (values[..., 1:, 1:] - values[..., 1:, :-1]).abs().amax(dim=1)
-    down = (values[..., 1:, 1:] - values[..., :-1, 1:]).abs().amax(dim=1)
-    return ((across <= FLAT_STEP) & (down <= FLAT_STEP)).float().mean(dim=(1, 2))
+    rest = values[..., 1:, 1:]
+    across = (rest - values[..., 1:, :-1]).abs().amax(dim=1)
+    down = (rest - values[..., :-1, 1:]).abs().amax(dim=1)
+    is_flat = (across <= FLAT_STEP) & (down <= FLAT_STEP)
+    edges = (values[..., 0, :], values[..., -1, :], values[..., :, 0], values[..., :, -1])
+    paper = torch.cat(edges, dim=-1).median(dim=-1).values[..., None, None]
+    is_thing = (rest - paper).abs().amax(dim=1) > PAPER_STEP
+    num_thing = is_thing.sum(dim=(1, 2)).clamp(min=1)
+    inside = (is_flat & is_thing).sum(dim=(1, 2)) / num_thing
+    return is_flat.float().mean(dim=(1, 2)), inside
+
+
+def standardised(pooled: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Bring pooled features `[B, 1280]` to zero mean, like spread and one length."""
+    return F.normalize((pooled - mean) * scale, dim=1) * STANDARD_LENGTH
