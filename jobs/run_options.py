@@ -1,0 +1,196 @@
+"""The options of `captionjob run`, in the groups in which people think of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from pipeline.captioner import SamplingSettings, SpeedSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+SAMPLING = SamplingSettings()
+SPEED = SpeedSettings()
+
+
+def _default_loader_workers() -> int:
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(2, min(8, cores))
+
+
+def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+SHARDS = click.option(
+    "--shards",
+    multiple=True,
+    required=True,
+    metavar="PATTERN",
+    help="A tar, a folder of tars, a glob or braces such as 'data/{00000..00099}.tar'; repeatable.",
+)
+MODEL_OPTIONS = _options(
+    click.option(
+        "--model",
+        default="default",
+        show_default=True,
+        metavar="default|FOLDER|HUB_ID[@REV]",
+        help="The network: the built-in one, a checkpoint's folder, or a hub id.",
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "native", "transformers"]),
+        default="auto",
+        show_default=True,
+        help="Who runs the network: our own engine, or the transformers library.",
+    ),
+    click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:N or mps."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+        default="auto",
+        show_default=True,
+        help="How wide the network's numbers are.",
+    ),
+)
+CAPTION_OPTIONS = _options(
+    click.option(
+        "--prompt", help="A template such as 'Describe {json.title}.'  [default: the model's own]"
+    ),
+    click.option("--max-new-tokens", type=int, default=SAMPLING.max_new_tokens, show_default=True),
+    click.option("--min-new-tokens", type=int, default=SAMPLING.min_new_tokens, show_default=True),
+    click.option(
+        "--temperature",
+        type=float,
+        default=SAMPLING.temperature,
+        show_default=True,
+        help="0 takes the likeliest token each time.",
+    ),
+    click.option("--top-p", type=float, default=SAMPLING.top_p, show_default=True),
+    click.option("--top-k", type=int, default=SAMPLING.top_k, show_default=True, help="0: off."),
+    click.option(
+        "--repetition-penalty", type=float, default=SAMPLING.repetition_penalty, show_default=True
+    ),
+    click.option("--seed", type=int, default=SAMPLING.seed, show_default=True),
+    click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End a caption before TEXT; repeatable."
+    ),
+    click.option(
+        "--num-captions",
+        type=int,
+        default=SAMPLING.num_captions,
+        show_default=True,
+        help="Captions of each image, a row each.",
+    ),
+    click.option(
+        "--keep",
+        multiple=True,
+        metavar="FIELD",
+        help="A column from each sample's own fields, such as json.title or txt; repeatable.",
+    ),
+    click.option("--max-pixels", type=int, default=178_956_970, show_default=True),
+    click.option(
+        "--background",
+        default="white",
+        show_default=True,
+        help="The colour under what is transparent.",
+    ),
+    click.option(
+        "--allow-truncated",
+        is_flag=True,
+        help="Caption images whose data is cut, and say so in the row.",
+    ),
+)
+SPEED_OPTIONS = _options(
+    click.option(
+        "--slots",
+        type=int,
+        default=SPEED.slots,
+        show_default=True,
+        help="Captions in flight at once.",
+    ),
+    click.option(
+        "--prefill-batch",
+        type=int,
+        default=SPEED.prefill_batch,
+        show_default=True,
+        help="Prompts that run through the network together.",
+    ),
+    click.option(
+        "--threads", type=int, default=SPEED.threads, help="Of torch.  [default: its own choice]"
+    ),
+    click.option(
+        "--loader-workers",
+        type=int,
+        default=_default_loader_workers,
+        show_default="one a core, 2 to 8",
+        help="Threads that read and open images.",
+    ),
+    click.option(
+        "--rank", type=int, default=0, show_default=True, help="Which worker this is, from 0."
+    ),
+    click.option(
+        "--world-size",
+        type=int,
+        default=1,
+        show_default=True,
+        help="How many workers share the shards.",
+    ),
+)
+END_OPTIONS = _options(
+    click.option(
+        "--limit", type=int, metavar="N", help="Caption the first N samples of the job only."
+    ),
+    click.option(
+        "--commit-rows",
+        type=int,
+        default=1000,
+        show_default=True,
+        help="Commit when so many rows wait,",
+    ),
+    click.option(
+        "--commit-seconds",
+        type=float,
+        default=30.0,
+        show_default=True,
+        help="or when one has waited so long.",
+    ),
+    click.option(
+        "--max-error-rate",
+        type=float,
+        default=1.0,
+        show_default=True,
+        metavar="SHARE",
+        help="Stop once more than this share of 100 rows or more are errors.",
+    ),
+    click.option(
+        "--time-limit",
+        metavar="TIME",
+        help="End before this time is over (90m, 3h, 1:30:00 or seconds), and exit 75.",
+    ),
+    click.option(
+        "--grace-seconds",
+        type=float,
+        default=20.0,
+        show_default=True,
+        help="After a signal, be gone within this time.",
+    ),
+    click.option(
+        "--overwrite",
+        is_flag=True,
+        help="Move an older output aside, into OUT/_old-TIME, and start anew each time.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Show shards, samples, the final prompt, settings and memory; write nothing.",
+    ),
+)
