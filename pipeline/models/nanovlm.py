@@ -24,9 +24,10 @@ from pipeline.models.config import Config
 from pipeline.models.language import DecoderSpec, LlamaDecoder
 from pipeline.models.pixels import PixelScale, encode_tiles
 from pipeline.models.projector import ShuffleProjector
+from pipeline.models.stored import read_config
 from pipeline.models.vision import VisionSpec, VisionTransformer
 from pipeline.models.vlm import VisionLanguageModel
-from pipeline.models.weights import Layout, Source, load_weights, read_config, unfilled
+from pipeline.models.weights import Layout, Source, load_weights, unfilled
 from pipeline.records import ImageInputs
 
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from pipeline.models.config import Config
 from pipeline.models.vision import VisionTransformer
 
 TILES_AT_ONCE = 8  # bounds the memory of the vision tower's activations
@@ -48,6 +49,19 @@ class PixelScale:
             )
             table = (table - shift) / spread
         return cls(table)
+
+    @classmethod
+    def from_config(
+        cls, config: Config, *, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> PixelScale:
+        """Read the rules of transformers' image processors; `mean`, `std` are a class's own."""
+        is_rescaled = config.flag("do_rescale", True)
+        is_standardised = config.flag("do_normalize", True)
+        return cls.standardised(
+            config.number("rescale_factor", 1 / 255) if is_rescaled else None,
+            config.numbers("image_mean", mean) if is_standardised else None,
+            config.numbers("image_std", std) if is_standardised else None,
+        )
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Scale uint8 `[I, 3, H, W]` to float32 of the same shape; floats pass as they are."""

@@ -6,30 +6,26 @@
 
 Names and shapes are checked before any weight is read. The network then takes shape tensor by
 tensor in its final dtype and device; a file is mapped for one slice of rows at a time, so the
-pages of what was read are given back, and there are never two copies. No pickle is ever opened.
+pages of what was read are given back, and there are never two copies.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pipeline.errors import CheckpointError
-from pipeline.models.config import Config
+from pipeline.models.stored import StoredTensor, WeightFiles
 
-WHOLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 SLICE_BYTES = 16 << 20
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -63,37 +59,6 @@ class Layout:
         return stored
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor lies, and its shape; `name` is as in the file."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFiles:
-    """The weight files of a checkpoint folder, one or sharded."""
-
-    folder: Path
-    files: tuple[Path, ...]
-    tensors: Mapping[str, StoredTensor] = field(repr=False)
-
-    @classmethod
-    def find(cls, folder: Path) -> WeightFiles:
-        """List a folder's weight files and their tensors; CheckpointError where there are none."""
-        files = weight_paths(folder)
-        tensors = {tensor.name: tensor for file in files for tensor in _stored_tensors(file)}
-        return cls(folder, files, tensors)
-
-    @property
-    def num_parameters(self) -> int:
-        """How many numbers are stored."""
-        return sum(torch.Size(tensor.shape).numel() for tensor in self.tensors.values())
-
-
 class _SkipInit(TorchFunctionMode):
     """Leave random initialisation out: on the meta device it only imports torch's compiler.
 
@@ -120,57 +85,6 @@ def unfilled() -> Iterator[None]:
     """Build networks on the meta device: shapes without numbers, for `load_weights` to fill."""
     with torch.device("meta"), _SkipInit():
         yield
-
-
-def read_config(folder: Path) -> Config:
-    """Read a checkpoint's config.json; CheckpointError where it is none."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no config.json")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: wanted a JSON object")
-    return Config(values, str(path))
-
-
-def weight_paths(folder: Path) -> tuple[Path, ...]:
-    """Return a folder's safetensors files; CheckpointError, in one line, where one is missing."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-            paths = tuple(folder / Path(name).name for name in names)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index}: not an index of safetensors files: {error}") from None
-        missing = [path.name for path in paths if not path.is_file()]
-        if missing or not paths:
-            found = ", ".join(missing) or "no file at all"
-            raise CheckpointError(f"{index} names {found}, which the folder lacks")
-        return paths
-    if (folder / WHOLE_FILE).is_file():
-        return (folder / WHOLE_FILE,)
-    pickles = sorted(path.name for kind in ("*.bin", "*.pt", "*.pth") for path in folder.glob(kind))
-    if pickles:
-        raise CheckpointError(
-            f"{folder} holds {pickles[0]} and no {WHOLE_FILE}; pickled weights can run code "
-            "when they are opened, so only safetensors are read"
-        )
-    raise CheckpointError(f"{folder} has no {WHOLE_FILE} and no {INDEX_FILE}")
-
-
-def weights_sha256(folder: Path) -> str:
-    """Return the hex SHA-256 of a checkpoint's weight files, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in weight_paths(folder):
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def load_weights(
@@ -250,16 +164,6 @@ def _core(shape: Sequence[int]) -> tuple[int, ...]:
     while len(sizes) > 1 and sizes[0] == 1:
         sizes.pop(0)
     return tuple(sizes)
-
-
-def _stored_tensors(file: Path) -> Iterator[StoredTensor]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  (not a mapping)
-                part = opened.get_slice(name)
-                yield StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file}: not a whole safetensors file: {error}") from None
 
 
 def _copy_rows(piece: StoredTensor, parameter: Tensor, start: int) -> int:

@@ -16,13 +16,8 @@ from torch import Tensor
 
 from pipeline.errors import CheckpointError
 from pipeline.models.nanovlm import NanoVLM, NanoVLMSpec, load_nanovlm, weight_layout
-from pipeline.models.weights import (
-    WeightFiles,
-    read_config,
-    unfilled,
-    weight_paths,
-    weights_sha256,
-)
+from pipeline.models.stored import WeightFiles, read_config, weight_paths, weights_sha256
+from pipeline.models.weights import unfilled
 
 DATA = Path(__file__).parent.parent / "data" / "nanovlm"
 CPU = torch.device("cpu")
