@@ -55,7 +55,7 @@ class VisionSpec:
     norm_eps: float = 1e-6
     activation: str = "gelu_pytorch_tanh"
     has_class_token: bool = False  # CLIP: also no bias on the patches, and a norm before block 0
-    drops_class_token: bool = False
+    drops_first: bool = False  # LLaVA leaves out the first feature: CLIP's class token
     spreads_positions: bool = False  # Idefics3: each tile's patches over the whole position grid
     feature_layers: tuple[int, ...] = ()
 
@@ -146,7 +146,7 @@ class VisionTransformer(nn.Module):
             features: Tensor = self.norm(x)
         else:
             features = torch.cat([outputs[layer] for layer in wanted], dim=-1)
-        return features[:, 1:] if self.spec.drops_class_token else features
+        return features[:, 1:] if self.spec.drops_first else features
 
     def _embed(self, pixels: Tensor, patch_mask: Tensor | None) -> Tensor:
         x: Tensor = self.patches(pixels.to(self.positions.dtype)).flatten(2).transpose(1, 2)

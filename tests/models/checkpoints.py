@@ -160,6 +160,94 @@ class TinyIdefics3:
 
 
 @dataclass(frozen=True, slots=True)
+class TinyLlava:
+    """What a tiny checkpoint of the LLaVA kind has; `image` are image processor settings."""
+
+    name: str
+    tower: str = "clip"
+    images: str = "CLIPImageProcessorPil"
+    strategy: str = "default"
+    layer: int | list[int] = -2
+    template: str = SMOLVLM_TEMPLATE
+    place: str = "<image>"
+    side: int = 32
+    is_tied: bool = False
+    has_bias: bool = True
+    image: Mapping[str, Any] = field(default_factory=dict)
+    text: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Save the network and its processor as the library does."""
+        import transformers
+
+        with quiet():
+            processor = self._processor()
+            model = transformers.LlavaForConditionalGeneration(self._config(processor))
+            randomise(model, seed=len(self.name))
+            if self.is_tied:
+                model.tie_weights()
+            model.save_pretrained(folder)
+            processor.save_pretrained(folder)
+
+    def _config(self, processor: Any) -> Any:
+        import transformers
+
+        return transformers.LlavaConfig(
+            vision_config={
+                "model_type": f"{self.tower}_vision_model",
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "image_size": self.side,
+                "patch_size": 8,
+            },
+            text_config={
+                "model_type": "llama",
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "vocab_size": len(processor.tokenizer),
+                "eos_token_id": 2,
+                "bos_token_id": 1,
+                "pad_token_id": 2,
+                **self.text,
+            },
+            image_token_index=processor.image_token_id,
+            vision_feature_layer=self.layer,
+            vision_feature_select_strategy=self.strategy,
+            multimodal_projector_bias=self.has_bias,
+            tie_word_embeddings=self.is_tied,
+        )
+
+    def _processor(self) -> Any:
+        import transformers
+        from transformers.models.clip import image_processing_pil_clip as clip
+        from transformers.models.llava import image_processing_pil_llava as llava
+        from transformers.models.siglip import image_processing_pil_siglip as siglip
+
+        kind = next(
+            getattr(module, self.images)
+            for module in (clip, siglip, llava)
+            if hasattr(module, self.images)
+        )
+        square = {"height": self.side, "width": self.side}
+        sizes: dict[str, Any] = {"size": {"shortest_edge": self.side}, "crop_size": square}
+        settings = {"size": square} if self.tower == "siglip" else sizes
+        return transformers.LlavaProcessor(
+            kind(**{**settings, **self.image}),
+            tokenizer_with([self.place]),
+            patch_size=8,
+            vision_feature_select_strategy=self.strategy,
+            num_additional_image_tokens=int(self.tower == "clip"),
+            image_token=self.place,
+            chat_template=self.template,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Checked:
     """What transformers makes of a batch: inputs, logits `[N, B, V]` and tokens `[B, N]`."""
 
@@ -188,10 +276,13 @@ class Checker:
 
     def text(self, question: str, system: str | None = None) -> str:
         """Render the chat of one question."""
-        content = [{"type": "image"}, {"type": "text", "text": question}]
+        content: Any = [{"type": "image"}, {"type": "text", "text": question}]
+        system_content: Any = [{"type": "text", "text": system}]
+        if "'type'" not in self.processor.chat_template:  # it reads strings, and adds the picture
+            content, system_content = question, system
         chat: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if system is not None:
-            chat.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+            chat.insert(0, {"role": "system", "content": system_content})
         text: str = self.processor.apply_chat_template(chat, add_generation_prompt=True)
         return text
 
