@@ -23,7 +23,7 @@ from pipeline.models.default.scene import NUM_CLASSES, SceneReader, SceneSizes
 from pipeline.models.language import DecoderSpec
 
 # How the classifier is read; see the card for how these were chosen.
-SHARPNESS, COST, LEAST, LEAST_FLAT = 1.1, 0.7, 0.5, 0.25
+SHARPNESS, COST, LEAST, DRAWING_LEAST, LEAST_FLAT = 1.1, 0.7, 0.5, 0.6, 0.25
 DECODER = DecoderSpec(
     num_layers=2,
     num_heads=4,
@@ -69,6 +69,7 @@ def assemble(parts: Parts, image_token_id: int) -> DefaultModel:
         drawing_sharpness=parts.heads.sharpness,
         cost=COST,
         least=LEAST,
+        drawing_least=DRAWING_LEAST,
         least_flat=LEAST_FLAT,
     )
     model = DefaultModel(sizes, DECODER, image_token_id)
@@ -83,8 +84,8 @@ def _fill_scene(scene: SceneReader, parts: Parts) -> None:
     scene.faces.load_state_dict(load_faces(parts.sources.python).state_dict())
     scene.drawing_mean.copy_(heads.mean)
     scene.drawing_scale.copy_(heads.scale)
-    scene.drawing_head.weight.copy_(heads.weight)
-    scene.drawing_head.bias.copy_(heads.bias)
+    scene.drawing_basis.weight.copy_(heads.basis.T)
+    scene.drawing_head.weight.copy_(heads.means)
     scene.drawing_gate.weight.copy_(heads.gate_weight)
     scene.drawing_gate.bias.copy_(heads.gate_bias)
     for chooser, concepts in (
@@ -95,6 +96,7 @@ def _fill_scene(scene: SceneReader, parts: Parts) -> None:
         chooser.worth.copy_(torch.tensor([concept.worth for concept in concepts]))
     scene.is_animal.copy_(_marked(taxonomy.members(("animal",)), NUM_CLASSES))
     scene.is_face_like.copy_(_marked(taxonomy.members(words.FACE_LIKE), NUM_CLASSES))
+    scene.is_drawn.copy_(_marked(taxonomy.members(("comic book",)), NUM_CLASSES))
     for flags, members in ((scene.is_large, words.LARGE), (scene.is_person, ("person",))):
         classes = taxonomy.members(members)
         inside = {i for i, concept in enumerate(photo) if concept.classes <= classes}

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from default_model import groups, words
 
-WORTH = ((groups.SPECIFIC, 0.75), (groups.COMMON, 0.55), (groups.VAGUE, 0.25))
+WORTH = ((groups.SPECIFIC, 0.75), (groups.COMMON, 0.55), (groups.VAGUE, 0.35))
+LAST_RESORT_WORTH = 0.2
 NUM_CLASSES = 1000
 
 
@@ -110,5 +111,6 @@ def photo_concepts(taxonomy: Taxonomy) -> list[Concept]:
     for table, worth in WORTH:
         for phrase, members in table.items():
             classes = taxonomy.members(members)
-            concepts.append(Concept(phrase, classes, worth, classes <= worn))
+            said = LAST_RESORT_WORTH if phrase in groups.LAST_RESORT else worth
+            concepts.append(Concept(phrase, classes, said, classes <= worn))
     return concepts

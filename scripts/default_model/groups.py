@@ -306,3 +306,9 @@ VAGUE: Groups = {
     "a piece of cloth": ("fabric", "piece of cloth"),
     "a device": ("device",),
 }
+
+# Those of the vague ones that are worth saying only where nearly sure.
+LAST_RESORT = frozenset(
+    """a structure; clothing; a tool; a measuring instrument; a machine; a container;
+    a piece of cloth; a device; an electronic device; a plant""".replace("\n    ", " ").split("; ")
+)

@@ -48,6 +48,7 @@ class SceneSizes:
     drawing_sharpness: float
     cost: float
     least: float
+    drawing_least: float
     least_flat: float
 
 
@@ -58,6 +59,7 @@ MOST_ANIMAL, MOST_FACE_LIKE = 0.5, 0.3
 GREY_SPREAD, GREY_CONTRAST = 5.0, 8.0
 FLAT_STEP = 2  # neighbouring pixels that differ by less are one flat area
 PAPER_STEP = 12  # what differs from the border's colour by more is no paper
+DRAWING_WIDTH = 384
 STANDARD_LENGTH = 30.0  # what standardised features are brought to: far-off styles stay in range
 # A drawing must look like one to the gate, be flat within, and be no thing that the classifier is
 # sure of: photographs cut out on white paper are flat, but not within.
@@ -72,6 +74,7 @@ class SceneReader(nn.Module):
 
     is_animal: Tensor  # [1000] classes
     is_face_like: Tensor  # [1000]
+    is_drawn: Tensor  # [1000], things that are drawings themselves
     is_large: Tensor  # [photo concepts]
     is_person: Tensor  # [photo concepts]
     drawing_mean: Tensor
@@ -94,15 +97,17 @@ class SceneReader(nn.Module):
             sizes.num_drawing_members,
             sizes.drawing_sharpness,
             sizes.cost,
-            sizes.least,
+            sizes.drawing_least,
         )
-        self.drawing_head = nn.Linear(HEAD_WIDTH, sizes.num_drawings)
+        self.drawing_basis = nn.Linear(HEAD_WIDTH, DRAWING_WIDTH, bias=False)
+        self.drawing_head = nn.Linear(DRAWING_WIDTH, sizes.num_drawings, bias=False)
         self.drawing_gate = nn.Linear(HEAD_WIDTH, 1)
         self.register_buffer("drawing_mean", torch.zeros(HEAD_WIDTH))
         self.register_buffer("drawing_scale", torch.ones(HEAD_WIDTH))
         for name, size in (
             ("is_animal", NUM_CLASSES),
             ("is_face_like", NUM_CLASSES),
+            ("is_drawn", NUM_CLASSES),
             ("is_large", sizes.num_photo_concepts),
             ("is_person", sizes.num_photo_concepts),
         ):
@@ -130,12 +135,14 @@ class SceneReader(nn.Module):
         return standardised(pooled, self.drawing_mean, self.drawing_scale)
 
     def _drawing_chances(self, pooled: Tensor) -> Tensor:
-        return self.drawing_concepts.probabilities(self.drawing_head(self._standardised(pooled)))
+        whitened = F.normalize(self.drawing_basis(self._standardised(pooled)), dim=1)
+        return self.drawing_concepts.probabilities(self.drawing_head(whitened))
 
     def _is_drawing(self, pooled: Tensor, middle: Tensor, chances: Tensor) -> Tensor:
         gate: Tensor = self.drawing_gate(self._standardised(pooled))[:, 0]
         flat, inside = flat_shares(middle)
-        sure = chances[:, :NUM_CLASSES].amax(dim=1)
+        classes = chances[:, :NUM_CLASSES]
+        sure = (classes * (1 - self.is_drawn)).amax(dim=1) - classes @ self.is_drawn
         drawn = gate / GATE_UNIT + inside / INSIDE_UNIT - sure
         return (gate > 0) & (flat > self.sizes.least_flat) & (drawn > LEAST_DRAWN)
 
