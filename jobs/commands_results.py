@@ -51,6 +51,36 @@ def status(out: str, shards: tuple[str, ...], watch: bool, interval: float, as_j
 @OUT
 @click.option("--shards", multiple=True, required=True, metavar="PATTERN", help=SHARDS_HELP)
 @click.option(
+    "--to", default="report.html", show_default=True, metavar="FILE", help="The page to write."
+)
+@click.option(
+    "--pictures",
+    type=click.IntRange(0, 2000),
+    default=500,
+    show_default=True,
+    help="At most so many pictures.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random sample."
+)
+def report(out: str, shards: tuple[str, ...], to: str, pictures: int, seed: int) -> None:
+    """Write one HTML file that shows the captions beside their pictures, and how the job went.
+
+    It needs no network and no other file. Needs: pip install 'captionjob[report]'
+
+    \b
+    Example:
+      captionjob report captions --shards 'shards/*.tar' --to report.html
+    """
+    from jobs.report.view import print_report
+
+    print_report(out, shards, to, pictures, seed)
+
+
+@click.command()
+@OUT
+@click.option("--shards", multiple=True, required=True, metavar="PATTERN", help=SHARDS_HELP)
+@click.option(
     "--sample",
     type=click.IntRange(min=1),
     metavar="N",
@@ -181,4 +211,4 @@ def import_(out: str, file: str, source: str) -> None:
     run_import(out, file)
 
 
-RESULT_COMMANDS = (status, verify, export, import_)
+RESULT_COMMANDS = (status, report, verify, export, import_)
