@@ -18,6 +18,7 @@ from pipeline.captioner import Captioner
 from pipeline.errors import SampleError, ShardError
 from pipeline.identity import ShardIdentity, identify
 from pipeline.images import ImageSettings, facts_of, open_sample
+from pipeline.pixel_room import PixelRoom
 from pipeline.prefetch import Prefetcher
 from pipeline.prompts import PromptTemplate, kept_fields
 from pipeline.reader import ReaderSettings, ShardStats, read_shard
@@ -130,14 +131,16 @@ class Preparer:
     images: ImageSettings
     keep: tuple[str, ...]
     num_captions: int
+    room: PixelRoom = field(default_factory=PixelRoom)
 
     def __call__(self, sample: Sample) -> Request | list[Row]:
         """Open the picture and render the prompt; safe on any thread."""
         try:
-            image, facts = open_sample(sample, self.images)
-            prompt = self.template.render(sample)
-            kept = kept_fields(sample, self.keep)
-            return self.captioner.prepare(sample.ref, facts, image, prompt, kept)
+            with self.room.visit() as claim:
+                image, facts = open_sample(sample, self.images, claim)
+                prompt = self.template.render(sample)
+                kept = kept_fields(sample, self.keep)
+                return self.captioner.prepare(sample.ref, facts, image, prompt, kept)
         except SampleError as error:
             return self._error_rows(sample, error)
         except Exception as error:  # a foreign processor can raise anything; it costs this row

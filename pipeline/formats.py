@@ -90,6 +90,24 @@ def sniff_foreign(data: bytes) -> str:
     return "SVG" if b"<svg" in data[:1024] else ""
 
 
+def webp_size(data: bytes) -> tuple[int, int]:
+    """Read the canvas size from a WebP header (RFC 9649, section 2.5 to 2.7)."""
+    kind = data[12:16]
+    if kind == b"VP8X" and len(data) >= 30:
+        width, height = data[24:27], data[27:30]
+        return int.from_bytes(width, "little") + 1, int.from_bytes(height, "little") + 1
+    if kind == b"VP8L" and len(data) >= 25:
+        bits = int.from_bytes(data[21:25], "little")
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"VP8 " and len(data) >= 30:
+        width, height = data[26:28], data[28:30]
+        return (
+            int.from_bytes(width, "little") & 0x3FFF,
+            int.from_bytes(height, "little") & 0x3FFF,
+        )
+    return 0, 0
+
+
 def _sniff_ftyp(data: bytes) -> str:
     """Tell AVIF from HEIF: both are ISO boxes, and both may name `mif1` first."""
     brands = [data[i : i + 4] for i in range(8, min(len(data), SNIFF_BYTES) - 3, 4)]

@@ -29,12 +29,14 @@ from PIL import Image, ImageColor, ImageFile, UnidentifiedImageError
 
 from pipeline.colours import orientation_of, to_rgb, upright
 from pipeline.errors import RequestError, SampleError
-from pipeline.formats import sniff, sniff_foreign
+from pipeline.formats import sniff, sniff_foreign, webp_size
+from pipeline.pixel_room import Claim, bytes_to_open, claim_nothing
 from pipeline.records import ImageFacts, Sample
 from pipeline.truncation import ends_early
 
 MAX_PIXELS = 178_956_970  # Pillow's own: half a GiB of RGB
 MAX_DETAIL = 200
+WEBP_CANVAS_BYTES = 8  # for each pixel: the frame and the one before, in RGBA
 MIN_SHOWN = 0.02  # of a cut picture: less is nothing to caption
 
 _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
@@ -68,27 +70,28 @@ class ImageSettings:
 
 
 def open_sample(
-    sample: Sample, settings: ImageSettings | None = None
+    sample: Sample, settings: ImageSettings | None = None, claim: Claim = claim_nothing
 ) -> tuple[Image.Image, ImageFacts]:
     """Open a sample's image as `open_image` does; a fault that the reader found is raised."""
     if sample.fault is not None:
         raise sample.fault
-    return open_image(sample.data, settings)
+    return open_image(sample.data, settings, claim)
 
 
 def open_image(
-    data: bytes, settings: ImageSettings | None = None
+    data: bytes, settings: ImageSettings | None = None, claim: Claim = claim_nothing
 ) -> tuple[Image.Image, ImageFacts]:
     """Return the picture that the bytes hold, in RGB, and what they say of themselves.
 
-    Raises SampleError, whatever the bytes; safe on any number of threads.
+    `claim` is told how many bytes the pixels will take, before any of them is taken. Raises
+    SampleError, whatever the bytes; safe on any number of threads.
     """
     settings = settings or ImageSettings()
     if not data:
         raise SampleError("empty", "the member holds no bytes")
     _prepare_pillow(settings.max_pixels)
     try:
-        image, note = _decode(data, settings)
+        image, note = _decode(data, settings, claim)
         picture = upright(to_rgb(image, settings.background_rgb), orientation_of(image))
     except SampleError:
         raise
@@ -119,7 +122,7 @@ def facts_of(data: bytes) -> ImageFacts:
     _prepare_pillow(0)
     try:
         if sniff(data) == "WEBP":
-            width, height = _webp_size(data)
+            width, height = webp_size(data)
         else:
             with _open_header(data, MAX_PIXELS) as image:
                 width, height = image.size
@@ -128,9 +131,10 @@ def facts_of(data: bytes) -> ImageFacts:
     return ImageFacts(width, height, sniff(data), hashlib.sha256(data).hexdigest())
 
 
-def _decode(data: bytes, settings: ImageSettings) -> tuple[Image.Image, str]:
+def _decode(data: bytes, settings: ImageSettings, claim: Claim) -> tuple[Image.Image, str]:
     """Return the picture with its pixels loaded, and a note if some were not there."""
-    image = _open_header(data, settings.max_pixels)
+    image = _open_header(data, settings.max_pixels, claim)
+    claim(bytes_to_open(image))
     try:
         image.load()
     except MemoryError:
@@ -146,7 +150,7 @@ def _decode(data: bytes, settings: ImageSettings) -> tuple[Image.Image, str]:
     return image, ""
 
 
-def _open_header(data: bytes, max_pixels: int) -> ImageFile.ImageFile:
+def _open_header(data: bytes, max_pixels: int, claim: Claim = claim_nothing) -> ImageFile.ImageFile:
     """Open the header alone, with the one decoder that the first bytes name."""
     name = sniff(data)
     if not name:
@@ -155,7 +159,9 @@ def _open_header(data: bytes, max_pixels: int) -> ImageFile.ImageFile:
             raise SampleError("unsupported", f"{foreign} is not opened")
         raise SampleError("unreadable", f"not a picture: it begins with {data[:8]!r}")
     if name == "WEBP":  # its decoder takes memory for the canvas as soon as it is made
-        _check_size(_webp_size(data), max_pixels)
+        size = webp_size(data)
+        _check_size(size, max_pixels)
+        claim(size[0] * size[1] * WEBP_CANVAS_BYTES)
     _register_formats()
     if name not in Image.OPEN:
         hint = ": pip install 'captionjob[heif]'" if name == "HEIF" else " with this Pillow"
@@ -197,24 +203,6 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise SampleError(
             "too_large", f"{width} x {height} is {width * height} pixels, the limit {max_pixels}"
         )
-
-
-def _webp_size(data: bytes) -> tuple[int, int]:
-    """Read the canvas size from a WebP header (RFC 9649, section 2.5 to 2.7)."""
-    kind = data[12:16]
-    if kind == b"VP8X" and len(data) >= 30:
-        width, height = data[24:27], data[27:30]
-        return int.from_bytes(width, "little") + 1, int.from_bytes(height, "little") + 1
-    if kind == b"VP8L" and len(data) >= 25:
-        bits = int.from_bytes(data[21:25], "little")
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    if kind == b"VP8 " and len(data) >= 30:
-        width, height = data[26:28], data[28:30]
-        return (
-            int.from_bytes(width, "little") & 0x3FFF,
-            int.from_bytes(height, "little") & 0x3FFF,
-        )
-    return 0, 0
 
 
 def _is_cut(error: Exception) -> bool:
