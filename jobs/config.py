@@ -75,10 +75,13 @@ class RunConfig:
     limits: LimitSettings = field(default_factory=LimitSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     overwrite: bool = False
+    retry: frozenset[str] = frozenset()  # statuses of finished shards' rows to make again
 
     def __post_init__(self) -> None:
         fields_needed(self.keep)  # raises for what is no field's name
         assert self.schema  # raises for a field that would take a column's name
+        if self.retry and (self.overwrite or self.limits.samples is not None):
+            raise RequestError("--retry goes neither with --overwrite nor with --limit")
         if self.limits.samples is not None and self.worker.world_size > 1:
             raise RequestError("--limit counts the samples of the whole job; wanted one worker")
 

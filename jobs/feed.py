@@ -23,7 +23,8 @@ from pipeline.prefetch import Prefetcher
 from pipeline.prompts import PromptTemplate, kept_fields
 from pipeline.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.records import Request, Row, Sample, Shard
-from pipeline.resume import ShardState, shard_state, tidy
+from pipeline.resume import ShardState, tidy
+from pipeline.retry import retry_state
 from pipeline.store import Store
 
 
@@ -64,6 +65,7 @@ class ShardStream:
     settings: ReaderSettings
     stop: Stop
     num_captions: int = 1
+    retry: frozenset[str] = frozenset()  # statuses of rows to make again
     limit: int | None = None  # samples of the job, counted from its first
     events: deque[ShardEvent] = field(default_factory=deque)
     all_stats: list[ShardStats] = field(default_factory=list)
@@ -99,7 +101,7 @@ class ShardStream:
 
     def _read(self, shard: Shard, max_images: int | None) -> Generator[Sample, None, int]:
         """Yield what is not yet committed of a shard; return how many images it has."""
-        state = shard_state(self.out, shard, self.fingerprint)
+        state = retry_state(self.out, shard, self.fingerprint, self.retry)
         tidy(self.out, state.leftovers)
         if state.is_done:
             num_images = state.num_rows // self.num_captions

@@ -11,6 +11,7 @@ from jobs.config import LimitSettings, RunConfig, WorkerSettings
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
 from pipeline.images import ImageSettings
+from pipeline.retry import parse_retry
 from pipeline.store import CommitSettings
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -56,7 +57,13 @@ def run_config(options: Mapping[str, Any]) -> RunConfig:
         ),
         worker=WorkerSettings(options["rank"], options["world_size"], options["loader_workers"]),
         overwrite=options["overwrite"],
+        retry=_retry(options["retry"], is_failed=options["retry_failed"]),
     )
+
+
+def _retry(text: str | None, *, is_failed: bool) -> frozenset[str]:
+    statuses = parse_retry(text) if text is not None else frozenset()
+    return statuses | {"error"} if is_failed else statuses
 
 
 def seconds_of(text: str) -> float:

@@ -48,6 +48,8 @@ class RunResult:
 def plan_line(before: FolderState) -> str:
     """Say what there is to do."""
     kept = f"; {plural(before.num_rows, 'row')} kept" if before.num_rows else ""
+    if before.num_redo:
+        kept += f"; {plural(before.num_redo, 'sample')} of finished shards made again"
     return (
         f"{plural(len(before.shards), 'shard')}: {before.num_done} done, "
         f"{before.num_partly_done} partly done, {before.num_to_do} to do{kept}"

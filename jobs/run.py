@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig
 from jobs.display import Display, Silent
@@ -23,7 +24,8 @@ from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.reader import ReaderSettings
 from pipeline.records import Request, Row, Sample, Shard
-from pipeline.resume import FolderState, ShardState, look, tidy
+from pipeline.resume import FolderState, ShardState, look, shard_state, tidy, version_of
+from pipeline.retry import retry_state
 from pipeline.shards import assign, expand_shards
 from pipeline.store import Store
 from pipeline.throughput import Snapshot, ThroughputLog, Tuning
@@ -59,14 +61,19 @@ class Plan:
         if config.overwrite:
             before = FolderState(tuple(ShardState(shard) for shard in shards))
         else:
-            before = look(config.out, shards, record.fingerprint)
+            rule = partial(retry_state, statuses=config.retry)
+            before = look(config.out, shards, record.fingerprint, rule)
         return cls(config, shards, source, config.template(source), record, before)
 
     def state_now(self) -> FolderState:
         """Look again, at the shards that were not done before."""
-        todo = [state.shard for state in self.before.shards if not state.is_done]
-        found = iter(look(self.config.out, todo, self.record.fingerprint).shards)
-        states = (state if state.is_done else next(found) for state in self.before.shards)
+        states = list(self.before.shards)
+        for place, state in enumerate(states):
+            if state.base is not None and version_of(state.base.final) == state.base.version:
+                continue  # its samples are still to be made again
+            if not state.is_done:
+                fingerprint = self.record.fingerprint
+                states[place] = shard_state(self.config.out, state.shard, fingerprint)
         return FolderState(tuple(states))
 
     @property
@@ -136,6 +143,7 @@ class Run:
             settings=plan.reader_settings,
             stop=self.stop,
             num_captions=self.config.sampling.num_captions,
+            retry=self.config.retry,
             limit=limit,
         )
 

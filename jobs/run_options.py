@@ -184,6 +184,16 @@ END_OPTIONS = _options(
         help="After a signal, be gone within this time.",
     ),
     click.option(
+        "--retry-failed",
+        is_flag=True,
+        help="Make the error rows of finished shards again, and only those.",
+    ),
+    click.option(
+        "--retry",
+        metavar="status=A,B",
+        help="The same for rows of these statuses: ok, truncated, repetition, error.",
+    ),
+    click.option(
         "--overwrite",
         is_flag=True,
         help="Move an older output aside, into OUT/_old-TIME, and start anew each time.",

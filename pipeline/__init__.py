@@ -1,7 +1,7 @@
 """Stages of batch image captioning, from shards to rows.
 
-    from pipeline import load_captioner
-    load_captioner("default").caption(["cat.jpg"])
+from pipeline import load_captioner
+load_captioner("default").caption(["cat.jpg"])
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,9 @@ import pyarrow.parquet as pq
 
 from pipeline.commit import is_orphan, is_temporary
 from pipeline.errors import ShardError
+from pipeline.footer import META_JOB as META_JOB  # for those who read an output folder
+from pipeline.footer import META_SHARD as META_SHARD
+from pipeline.footer import Footer, read_footer
 from pipeline.identity import ShardIdentity, identify, stamp_of
 from pipeline.merge import Part
 from pipeline.records import Shard
@@ -33,10 +37,7 @@ from pipeline.records import Shard
 PROGRESS = "_progress"
 ASIDE = "_aside"
 FAILED_FILE = "_failed.json"
-META_JOB = b"captionjob.fingerprint"
-META_SHARD = b"captionjob.shard"
 CHANGED = "its shard has changed since"
-INDEX_COLUMN = 1  # of the schema, which is fixed
 _THREADS = 16  # footers are read over a network more often than not
 
 
@@ -50,6 +51,16 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """A shard's finished file, of which some samples are made again."""
+
+    final: Path
+    folder: Path  # where the retry's pieces lie
+    version: str
+    redo: frozenset[int]  # indices
+
+
+@dataclass(frozen=True, slots=True)
 class ShardState:
     """How far one shard is: done with so many rows, or so many samples committed in pieces."""
 
@@ -58,6 +69,7 @@ class ShardState:
     num_rows: int = 0
     committed: frozenset[int] = frozenset()  # indices of the samples in pieces
     leftovers: tuple[Leftover, ...] = ()
+    base: Base | None = None  # where samples of a finished file are made again
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,58 +94,81 @@ class FolderState:
         return len(self.shards) - self.num_done - self.num_partly_done
 
     @property
+    def num_redo(self) -> int:
+        """Samples of finished files that are made again."""
+        return sum(len(state.base.redo) for state in self.shards if state.base)
+
+    @property
     def num_rows(self) -> int:
         """Rows that need not be made again."""
         return sum(state.num_rows for state in self.shards)
 
 
-def look(out: Path, shards: Sequence[Shard], fingerprint: str) -> FolderState:
-    """Find out how far each shard is; nothing is written."""
+def look(
+    out: Path,
+    shards: Sequence[Shard],
+    fingerprint: str,
+    state_of: Callable[[Path, Shard, str], ShardState] | None = None,
+) -> FolderState:
+    """Find out how far each shard is, by `shard_state` or another rule; nothing is written."""
+    rule = state_of or shard_state
     finals = _names(out)
     started = _names(out / PROGRESS)
 
-    def state_of(shard: Shard) -> ShardState:
+    def one(shard: Shard) -> ShardState:
         if f"{shard.id}.parquet" not in finals and shard.id not in started:
             return ShardState(shard)
-        return shard_state(out, shard, fingerprint)
+        return rule(out, shard, fingerprint)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return FolderState(tuple(pool.map(state_of, shards)))
+        return FolderState(tuple(pool.map(one, shards)))
 
 
 def shard_state(out: Path, shard: Shard, fingerprint: str) -> ShardState:
     """Find out how far one shard is."""
     final = final_path(out, shard.id)
     leftovers: list[Leftover] = []
-    footer = _footer(final, fingerprint)
-    if isinstance(footer, _Footer):
+    footer = read_footer(final, fingerprint)
+    if isinstance(footer, Footer):
         reason = _change_since(footer.identity, shard)
         if not reason:
             return ShardState(shard, True, footer.num_rows, leftovers=_done_with(out, shard))
         leftovers.append(Leftover(final, reason))
     elif footer is not None:
         leftovers.append(Leftover(final, footer))
-    committed: set[int] = set()
-    num_rows = 0
-    now = _identity_now(shard)
-    for path in _sorted_files(progress_folder(out, shard.id)):
+    committed, unfit = pieces_of(progress_folder(out, shard.id), shard, fingerprint)
+    return ShardState(
+        shard, False, sum(committed.values()), frozenset(committed), (*leftovers, *unfit)
+    )
+
+
+def pieces_of(
+    folder: Path, shard: Shard, fingerprint: str, version: str = ""
+) -> tuple[dict[int, int], list[Leftover]]:
+    """Return the samples that a folder's pieces hold, with their rows, and what does not count.
+
+    With a `version`, the pieces are those of a retry of that version of the shard's file.
+    """
+    committed: dict[int, int] = {}  # index -> rows
+    leftovers: list[Leftover] = []
+    paths = _sorted_files(folder)
+    now = _identity_now(shard) if paths else None
+    for path in paths:
         if is_temporary(path.name) and is_orphan(path):
             leftovers.append(Leftover(path, "never finished", is_garbage=True))
         if is_temporary(path.name) or path.suffix != ".parquet":
             continue
-        footer = _footer(path, fingerprint)
-        if isinstance(footer, _Footer) and now is not None and now != footer.identity:
+        footer = read_footer(path, fingerprint)
+        if isinstance(footer, Footer) and now is not None and now != footer.identity:
             footer = CHANGED
         if isinstance(footer, str):
             leftovers.append(Leftover(path, footer))
-            continue
-        try:
-            indices = read_rows(path, ["index"]).column("index").to_pylist()
-        except FileNotFoundError:
-            continue  # a twin finished the shard this moment
-        num_rows += sum(index not in committed for index in indices)
-        committed.update(indices)
-    return ShardState(shard, False, num_rows, frozenset(committed), tuple(leftovers))
+        elif footer is not None and footer.version != version:
+            leftovers.append(Leftover(path, "its shard's file was replaced", is_garbage=True))
+        elif footer is not None:
+            with contextlib.suppress(FileNotFoundError):  # a twin finished the shard this moment
+                committed |= Counter(read_rows(path, ["index"]).column("index").to_pylist())
+    return committed, leftovers
 
 
 def tidy(out: Path, leftovers: Sequence[Leftover]) -> None:
@@ -163,51 +198,37 @@ def progress_folder(out: Path, shard_id: str) -> Path:
 
 def piece_paths(out: Path, shard_id: str) -> list[Path]:
     """Return an unfinished shard's pieces, of all workers and runs, by name."""
-    folder = progress_folder(out, shard_id)
+    return pieces_in(progress_folder(out, shard_id))
+
+
+def pieces_in(folder: Path) -> list[Path]:
+    """Return the pieces that lie in a folder, by name."""
     names = sorted(name for name in _names(folder) if name.endswith(".parquet"))
     return [folder / name for name in names if not is_temporary(name)]
 
 
-def part_of(path: Path, identity: ShardIdentity, fingerprint: str) -> Part | None:
+def part_of(
+    path: Path, identity: ShardIdentity, fingerprint: str, version: str = ""
+) -> Part | None:
     """Return a piece for merging; None if it is of another job or of other bytes."""
-    footer = _footer(path, fingerprint)
-    if not isinstance(footer, _Footer) or footer.identity != identity:
+    footer = read_footer(path, fingerprint)
+    if not isinstance(footer, Footer) or footer.identity != identity:
         return None
-    return Part(footer.first_index, lambda: read_rows(path))
+    return Part(footer.first_index, lambda: read_rows(path)) if footer.version == version else None
+
+
+def version_of(final: Path) -> str:
+    """Return what tells a shard's file from its replacement, or ``""`` if there is none."""
+    try:
+        status = final.stat()
+    except FileNotFoundError:
+        return ""
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
 
 
 def read_rows(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet file of ours, without what Arrow guesses from folder names."""
     return pq.ParquetFile(path).read(columns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Footer:
-    """What the end of a file of this job tells."""
-
-    identity: ShardIdentity
-    num_rows: int
-    first_index: int
-
-
-def _footer(path: Path, fingerprint: str) -> _Footer | str | None:
-    """Return a file's footer, the reason why it is none of this job's, or None if it is gone."""
-    try:
-        with path.open("rb") as file:
-            parquet = pq.read_metadata(file)
-        metadata = parquet.metadata or {}
-        identity = ShardIdentity.from_json(metadata[META_SHARD].decode())
-        found = metadata[META_JOB].decode()
-        first_index = 0
-        if parquet.num_row_groups:
-            first_index = int(parquet.row_group(0).column(INDEX_COLUMN).statistics.min)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"no Parquet file of captionjob ({type(error).__name__})"
-    if found != fingerprint:
-        return "made with other settings"
-    return _Footer(identity, int(parquet.num_rows), first_index)
 
 
 def _identity_now(shard: Shard) -> ShardIdentity | None:

@@ -14,21 +14,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
-from pipeline import commit, merge, resume
+from pipeline import resume
 from pipeline.errors import JobError, RequestError, ShardError
-from pipeline.failures import list_failures, note_failure
-from pipeline.fault_points import reach
-from pipeline.identity import ShardIdentity, stamp_of
+from pipeline.failures import note_failure
+from pipeline.identity import ShardIdentity
 from pipeline.job_record import JobRecord
+from pipeline.open_shard import OpenShard
 from pipeline.records import Row, Shard
+from pipeline.retry import RETRY
 from pipeline.schema import RowSchema
-
-_MAX_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +54,6 @@ class StoreCounters:
     writing_seconds: float = 0.0
 
 
-@dataclass(slots=True)
-class _OpenShard:
-    """A shard in work: what is committed of it, and what waits for the next piece."""
-
-    shard: Shard
-    identity: ShardIdentity
-    committed: set[int]
-    pending: dict[int, list[Row]] = field(default_factory=dict)  # whole samples, by index
-    begun: dict[int, list[Row]] = field(default_factory=dict)  # samples that lack captions
-    num_images: int | None = None  # once the reader came to the end
-
-    @property
-    def is_complete(self) -> bool:
-        return self.num_images == len(self.committed) + len(self.pending)
-
-
 class Store:
     """One worker's door to the output folder; safe on any thread."""
 
@@ -92,7 +73,7 @@ class Store:
         self._schema = schema
         self._settings = settings
         self._worker = worker
-        self._open: dict[str, _OpenShard] = {}
+        self._open: dict[str, OpenShard] = {}
         self._lost: set[str] = set()  # finished by a twin while we worked on them
         self._num_pending = 0
         self._waiting_since = time.monotonic()  # of the oldest row that waits
@@ -101,7 +82,15 @@ class Store:
     def begin(self, state: resume.ShardState, identity: ShardIdentity) -> None:
         """Take rows of a shard from now on."""
         with self._lock:
-            self._open[state.shard.id] = _OpenShard(state.shard, identity, set(state.committed))
+            self._open[state.shard.id] = OpenShard(
+                shard=state.shard,
+                identity=identity,
+                out=self._out,
+                record=self._record,
+                schema=self._schema,
+                committed=set(state.committed),
+                base=state.base,
+            )
 
     def add(self, row: Row) -> None:
         """Take one row, in any order; commit when enough wait."""
@@ -164,133 +153,37 @@ class Store:
         self.commit()
         with contextlib.suppress(OSError):
             (self._out / resume.PROGRESS).rmdir()
+        with contextlib.suppress(OSError):
+            (self._out / RETRY).rmdir()
 
-    def _commit_piece(self, opened: _OpenShard) -> None:
-        shard_id = opened.shard.id
-        rows = [row for rows in opened.pending.values() for row in rows]
-        name = f"{self.counters.pieces:05d}-{self._worker}.parquet"
+    def _commit_piece(self, opened: OpenShard) -> None:
+        num_rows = opened.num_pending_rows
         with self._writing():
-            path = self._write_piece(shard_id, name, self._schema.table(rows), opened.identity)
-        if path is None:
-            self._lose(opened)
+            is_written = opened.write_piece(f"{self.counters.pieces:05d}-{self._worker}.parquet")
+        if is_written:
+            self.counters.pieces += 1
+            self._num_pending -= num_rows
             return
-        self.counters.pieces += 1
-        self._num_pending -= len(rows)
-        opened.committed.update(opened.pending)
-        opened.pending.clear()
+        self._lost.add(opened.shard.id)
+        with self._writing():
+            opened.remove_pieces()
+        self._close(opened)
 
-    def _write_piece(
-        self, shard_id: str, name: str, table: pa.Table, identity: ShardIdentity
-    ) -> Path | None:
-        """Commit a table as a piece; None if a twin has finished the shard."""
-        final = resume.final_path(self._out, shard_id)
-        folder = resume.progress_folder(self._out, shard_id)
-        for _ in range(_MAX_TRIES):
-            if final.exists():
-                return None
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with commit.temporary_file(folder, name) as temporary:
-                    commit.write_parquet(
-                        temporary, self._arrow(identity), [table], "piece-half-written"
-                    )
-                    reach("piece-written")
-                    temporary.rename(folder / name)
-                commit.sync_folder(folder)
-            except FileNotFoundError:
-                continue  # the folder went: a twin finishes this very moment
-            reach("piece-committed")
-            if not final.exists():
-                return folder / name
-            (folder / name).unlink(missing_ok=True)
-        raise JobError(f"{folder} vanishes whenever a piece is written there")
-
-    def _finish(self, opened: _OpenShard) -> None:
-        """Make the shard's file from its pieces and what waits, then remove the pieces."""
-        shard_id = opened.shard.id
-        final = resume.final_path(self._out, shard_id)
+    def _finish(self, opened: OpenShard) -> None:
+        """Make the shard's file, then remove its pieces."""
         try:
             with self._writing():
-                self._check_unchanged(opened)
-                is_first = self._write_final(opened, final)
-                self._remove_pieces(shard_id)
+                is_first = opened.write_final()
+                opened.remove_pieces()
         except ShardError as error:
             self.fail(opened.shard, error)
             return
         self.counters.shards += is_first
         self._close(opened)
 
-    def _write_final(self, opened: _OpenShard, final: Path) -> bool:
-        """Write and publish the whole file; False if a twin was first."""
-        assert opened.num_images is not None
-        folder = resume.progress_folder(self._out, opened.shard.id)
-        wanted = opened.num_images * self._schema.num_captions
-        for _ in range(_MAX_TRIES):
-            if final.exists():
-                return False
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with commit.temporary_file(folder, final.name) as temporary:
-                    found = commit.write_parquet(
-                        temporary,
-                        self._arrow(opened.identity),
-                        merge.merged(self._parts(opened)),
-                        "final-half-written",
-                    )
-                    if found != wanted:
-                        raise ShardError(
-                            opened.shard.url,
-                            f"its pieces hold {found} rows, wanted {wanted}; a rerun makes them",
-                        )
-                    reach("final-written")
-                    is_first = commit.publish(temporary, final)
-                reach("final-committed")
-                return is_first
-            except FileNotFoundError:
-                continue  # as above
-        raise JobError(f"{folder} vanishes whenever the shard's file is written there")
-
-    def _parts(self, opened: _OpenShard) -> list[merge.Part]:
-        """Return the pieces on disk, a twin's among them, and the rows that wait."""
-        parts = []
-        for path in resume.piece_paths(self._out, opened.shard.id):
-            part = resume.part_of(path, opened.identity, self._record.fingerprint)
-            if part is not None:
-                parts.append(part)
-        if opened.pending:
-            table = self._schema.table([row for rows in opened.pending.values() for row in rows])
-            parts.append(merge.Part(min(opened.pending), lambda: table))
-        return parts
-
-    def _check_unchanged(self, opened: _OpenShard) -> None:
-        found = stamp_of(opened.shard)
-        if found != (opened.identity.size, opened.identity.mtime_ns):
-            raise ShardError(opened.shard.url, "changed while it was read; a rerun reads it anew")
-
-    def _remove_pieces(self, shard_id: str) -> None:
-        folder = resume.progress_folder(self._out, shard_id)
-        had_failed = (folder / resume.FAILED_FILE).exists()
-        commit.remove_folder(folder, after_each=lambda: reach("piece-removed"))
-        if had_failed:
-            list_failures(self._out)
-
-    def _lose(self, opened: _OpenShard) -> None:
-        self._lost.add(opened.shard.id)
-        self._remove_pieces(opened.shard.id)
-        self._close(opened)
-
-    def _close(self, opened: _OpenShard) -> None:
-        self._num_pending -= sum(len(rows) for rows in opened.pending.values())
+    def _close(self, opened: OpenShard) -> None:
+        self._num_pending -= opened.num_pending_rows
         del self._open[opened.shard.id]
-
-    def _arrow(self, identity: ShardIdentity) -> pa.Schema:
-        return self._schema.arrow(
-            {
-                "captionjob": self._record.to_json(),
-                resume.META_JOB.decode(): self._record.fingerprint,
-                resume.META_SHARD.decode(): identity.to_json(),
-            }
-        )
 
     def _writing(self) -> _Writing:
         return _Writing(self.counters, self._out)

@@ -29,11 +29,16 @@ STAGES = (
     "pipeline.commit",
     "pipeline.merge",
     "pipeline.resume",
+    "pipeline.retry",
     "pipeline.store",
+    "pipeline.open_shard",
+    "pipeline.footer",
+    "pipeline.failures",
+    "pipeline.identity",
     "pipeline.job_record",
     "pipeline.throughput",
 )
-STORE = ("commit", "merge", "resume", "schema", "store")
+STORE = ("commit", "footer", "merge", "open_shard", "resume", "retry", "schema")
 
 
 def imports_of(source: str, package: str) -> set[str]:

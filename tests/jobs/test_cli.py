@@ -159,6 +159,8 @@ BAD_REQUESTS = {
     "rank": ([*RUN, "--rank", "2", "--world-size", "2"], "--rank 2"),
     "commit rows": ([*RUN, "--commit-rows", "0"], "--commit-rows is 0"),
     "commit seconds": ([*RUN, "--commit-seconds", "0"], "--commit-seconds is 0"),
+    "retry": ([*RUN, "--retry", "error"], "--retry is 'error'"),
+    "retry and overwrite": ([*RUN, "--retry-failed", "--overwrite"], "--overwrite"),
     "error rate": ([*RUN, "--max-error-rate", "2"], "--max-error-rate is 2"),
     "time limit": ([*RUN, "--time-limit", "soon"], "--time-limit"),
     "short time limit": ([*RUN, "--time-limit", "5"], "--grace-seconds"),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +21,11 @@ from jobs.config import LimitSettings, RunConfig, WorkerSettings
 from jobs.result import RunResult, summary
 from jobs.run import Run
 from jobs.stopping import GraceOver, Stop
+from pipeline.backends.scripted import ScriptedCaptioner
 from pipeline.captioner import SamplingSettings, SpeedSettings
-from pipeline.errors import RequestError
+from pipeline.errors import RequestError, SampleError
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
+from pipeline.records import Request, SampleRef
 from pipeline.store import CommitSettings
 from tests.commands import environment, start
 
@@ -235,6 +238,87 @@ def test_counters_only_grow(config: RunConfig, monkeypatch: pytest.MonkeyPatch) 
         for name, value in before.items():
             if isinstance(value, (int, float)):
                 assert after[name] >= value, name
+
+
+# Retries
+
+
+class Unlucky:
+    """A captioner that fails on some keys, until it is mended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keys = {"a003", "c000", "c024", "d001"}
+        self.num_prepared = 0
+        prepare = ScriptedCaptioner.prepare
+
+        def unlucky(captioner: ScriptedCaptioner, ref: SampleRef, *rest: Any) -> Request:
+            self.num_prepared += 1
+            if ref.key in self.keys:
+                raise SampleError("memory", "none left")
+            return prepare(captioner, ref, *rest)
+
+        monkeypatch.setattr(ScriptedCaptioner, "prepare", unlucky)
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.glob("*.parquet")}
+
+
+def test_retry_makes_error_rows_again_and_only_those(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(replace(config, out=config.out.with_name("untroubled")))
+    unlucky = Unlucky(monkeypatch)
+    assert run(config).errors == {"memory": 4}
+    unlucky.keys = {"c024"}
+    unlucky.num_prepared = 0
+    retry = replace(config, retry=frozenset({"error"}))
+    result = run(retry)
+    assert (result.exit_code, result.before.num_redo, unlucky.num_prepared) == (0, 4, 4)
+    assert result.errors == {"memory": 1}
+    unlucky.keys = set()
+    assert run(retry).snapshot.images == 1
+    assert files_of(config.out) == files_of(config.out.with_name("untroubled"))
+    times = {path: path.stat().st_mtime_ns for path in config.out.rglob("*")}
+    assert run(retry).snapshot.images == 0
+    assert {path: path.stat().st_mtime_ns for path in config.out.rglob("*")} == times
+    assert not (config.out / "_retry").exists()
+
+
+def test_a_retry_that_is_stopped_leaves_the_file_as_it_was_and_goes_on_later(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(replace(config, out=config.out.with_name("untroubled")))
+    Unlucky(monkeypatch).keys |= {f"c{place:03d}" for place in range(25)}
+    run(config)
+    before = files_of(config.out)
+    monkeypatch.undo()
+    retry = replace(
+        config,
+        retry=frozenset({"error"}),
+        model="scripted:latency=0.05",
+        speed=SpeedSettings(slots=1, prefill_batch=1),
+        commit=CommitSettings(rows=1),
+    )
+    stop = Stop()
+    threading.Timer(0.7, lambda: stop.request("a test")).start()
+    stopped = Run(retry, stop).run()
+    assert stopped.exit_code == 75
+    name = next(name for name in before if name.startswith("c-"))
+    assert files_of(config.out)[name] == before[name], "readable and whole all the time"
+    again = run(retry)
+    assert again.exit_code == 0
+    assert stopped.snapshot.images + again.snapshot.images == 27
+    assert files_of(config.out) == files_of(config.out.with_name("untroubled"))
+
+
+def test_retry_takes_rows_by_their_status(config: RunConfig) -> None:
+    run(config)
+    before = files_of(config.out)
+    statuses = [row[0] for row in rows_of(config.out, ["status"])]  # type: ignore[index]
+    result = run(replace(config, retry=frozenset({"truncated"})))
+    assert result.snapshot.images == statuses.count("truncated") > 0
+    assert files_of(config.out) == before, "scripted answers are the same again"
 
 
 # Stopping

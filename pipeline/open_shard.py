@@ -1,0 +1,173 @@
+"""One shard in work: its finished samples to pieces, and its pieces to one file.
+
+Every method may meet a twin, another worker on the same shard: then the first to finish wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline import commit, footer, merge, resume
+from pipeline.errors import JobError, ShardError
+from pipeline.failures import list_failures
+from pipeline.fault_points import reach
+from pipeline.identity import ShardIdentity, stamp_of
+from pipeline.job_record import JobRecord
+from pipeline.records import Row, Shard
+from pipeline.retry import base_parts
+from pipeline.schema import RowSchema
+
+_MAX_TRIES = 20
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """What is committed of a shard, and what waits for the next piece."""
+
+    shard: Shard
+    identity: ShardIdentity
+    out: Path
+    record: JobRecord
+    schema: RowSchema
+    committed: set[int]  # indices
+    base: resume.Base | None = None  # a finished file of which samples are made again
+    pending: dict[int, list[Row]] = field(default_factory=dict)  # whole samples, by index
+    begun: dict[int, list[Row]] = field(default_factory=dict)  # samples that lack captions
+    num_images: int | None = None  # once the reader came to the end
+
+    @property
+    def is_complete(self) -> bool:
+        """True once each image of the shard is committed or waits."""
+        return self.num_images == len(self.committed) + len(self.pending)
+
+    @property
+    def num_pending_rows(self) -> int:
+        """Rows of whole samples that wait."""
+        return sum(len(rows) for rows in self.pending.values())
+
+    @property
+    def final(self) -> Path:
+        """The shard's file."""
+        return resume.final_path(self.out, self.shard.id)
+
+    @property
+    def folder(self) -> Path:
+        """Where the pieces lie."""
+        return self.base.folder if self.base else resume.progress_folder(self.out, self.shard.id)
+
+    @property
+    def version(self) -> str:
+        """Of the finished file that a retry is about, else ``""``."""
+        return self.base.version if self.base else ""
+
+    def is_over(self) -> bool:
+        """Look whether a twin has made, or replaced, the shard's file."""
+        if self.base is not None:
+            return resume.version_of(self.final) != self.base.version
+        return self.final.exists()
+
+    def write_piece(self, name: str) -> bool:
+        """Commit what waits as a piece; False if a twin has finished the shard."""
+        folder = self.folder
+        schema = self._arrow(self.version)
+        table = self._pending_table()
+        for _ in range(_MAX_TRIES):
+            if self.is_over():
+                return False
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with commit.temporary_file(folder, name) as temporary:
+                    commit.write_parquet(temporary, schema, [table], "piece-half-written")
+                    reach("piece-written")
+                    temporary.rename(folder / name)
+                commit.sync_folder(folder)
+            except FileNotFoundError:
+                continue  # the folder went: a twin finishes this very moment
+            reach("piece-committed")
+            if not self.is_over():
+                self.committed.update(self.pending)
+                self.pending.clear()
+                return True
+            (folder / name).unlink(missing_ok=True)
+        raise JobError(f"{folder} vanishes whenever a piece is written there")
+
+    def write_final(self) -> bool:
+        """Make the shard's file from its pieces and what waits; False if a twin was first.
+
+        Raises ShardError where the shard has changed, or rows are missing.
+        """
+        assert self.num_images is not None
+        found = stamp_of(self.shard)
+        if found != (self.identity.size, self.identity.mtime_ns):
+            raise ShardError(self.shard.url, "changed while it was read; a rerun reads it anew")
+        folder, final = self.folder, self.final
+        for _ in range(_MAX_TRIES):
+            if self.is_over():
+                return False
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with commit.temporary_file(folder, final.name) as temporary:
+                    self._write_whole(temporary, self.num_images * self.schema.num_captions)
+                    reach("final-written")
+                    is_first = self._publish(temporary)
+                reach("final-committed")
+                return is_first
+            except FileNotFoundError:
+                continue  # as above
+        raise JobError(f"{folder} vanishes whenever the shard's file is written there")
+
+    def remove_pieces(self) -> None:
+        """Remove the pieces, and the note of an earlier failure, of a shard that is done."""
+        progress = resume.progress_folder(self.out, self.shard.id)
+        had_failed = (progress / resume.FAILED_FILE).exists()
+        for folder in {self.folder, progress}:
+            commit.remove_folder(folder, after_each=lambda: reach("piece-removed"))
+        if had_failed:
+            list_failures(self.out)
+
+    def _write_whole(self, path: Path, num_rows: int) -> None:
+        rows = merge.merged(self._parts())
+        found = commit.write_parquet(path, self._arrow(), rows, "final-half-written")
+        if found != num_rows:
+            raise ShardError(
+                self.shard.url,
+                f"its pieces hold {found} rows, wanted {num_rows}; a rerun makes them",
+            )
+
+    def _publish(self, temporary: Path) -> bool:
+        if self.base is None:
+            return commit.publish(temporary, self.final)
+        if self.is_over():
+            return False
+        temporary.replace(self.final)  # of two twins in this very moment, the last wins
+        commit.sync_folder(self.out)
+        return True
+
+    def _parts(self) -> list[merge.Part]:
+        """Return the pieces on disk, a twin's among them, the rows that wait, and those kept."""
+        parts = []
+        for path in resume.pieces_in(self.folder):
+            part = resume.part_of(path, self.identity, self.record.fingerprint, self.version)
+            if part is not None:
+                parts.append(part)
+        if self.pending:
+            parts.append(merge.Part(min(self.pending), self._pending_table))
+        if self.base is not None:
+            parts += base_parts(self.base)
+        return parts
+
+    def _pending_table(self) -> pa.Table:
+        return self.schema.table([row for rows in self.pending.values() for row in rows])
+
+    def _arrow(self, version: str = "") -> pa.Schema:
+        metadata = {
+            "captionjob": self.record.to_json(),
+            footer.META_JOB.decode(): self.record.fingerprint,
+            footer.META_SHARD.decode(): self.identity.to_json(),
+        }
+        if version:
+            metadata[footer.META_VERSION.decode()] = version
+        return self.schema.arrow(metadata)

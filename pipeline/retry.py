@@ -1,0 +1,88 @@
+"""Some samples of finished shards made again, and put in their places by one rename.
+
+    OUT/<shard id>.parquet           stays as it is, and can be read, until the rename
+    OUT/_retry/<shard id>/*.parquet  pieces of the samples made again
+
+A piece names the version of the file that it was made for; once that file is replaced, pieces
+left over by a crash are for a version that is gone, and are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import RequestError
+from pipeline.merge import Part
+from pipeline.records import STATUSES, Shard
+from pipeline.resume import (
+    Base,
+    Leftover,
+    ShardState,
+    final_path,
+    pieces_of,
+    read_rows,
+    shard_state,
+    version_of,
+)
+
+RETRY = "_retry"
+
+
+def parse_retry(text: str) -> frozenset[str]:
+    """Read `status=truncated,repetition`; RequestError for anything else."""
+    name, equals, values = text.partition("=")
+    statuses = frozenset(values.split(","))
+    if name != "status" or not equals or not statuses <= set(STATUSES):
+        raise RequestError(f"--retry is {text!r}; wanted status= and some of {','.join(STATUSES)}")
+    return statuses
+
+
+def retry_state(out: Path, shard: Shard, fingerprint: str, statuses: frozenset[str]) -> ShardState:
+    """Find out how far a shard is, if samples of these statuses are to be made again.
+
+    A shard that is not finished is simply gone on with.
+    """
+    state = shard_state(out, shard, fingerprint)
+    if not state.is_done or not statuses:
+        return state
+    final = final_path(out, shard.id)
+    version = version_of(final)
+    rows = read_rows(final, ["index", "status"])
+    is_wanted = pc.is_in(rows.column("status"), pa.array(sorted(statuses)))
+    redo = frozenset(rows.filter(is_wanted).column("index").to_pylist())
+    folder = out / RETRY / shard.id
+    committed, leftovers = pieces_of(folder, shard, fingerprint, version)
+    leftovers += state.leftovers
+    if not redo or not version:
+        stale = [Leftover(one.path, one.reason, is_garbage=True) for one in leftovers]
+        return ShardState(shard, True, state.num_rows, leftovers=tuple(stale))
+    kept = frozenset(rows.column("index").to_pylist()) - redo
+    return ShardState(
+        shard=shard,
+        num_rows=state.num_rows,
+        committed=kept | committed.keys(),
+        leftovers=tuple(leftovers),
+        base=Base(final, folder, version, redo),
+    )
+
+
+def base_parts(base: Base) -> Iterator[Part]:
+    """Yield the rows of the finished file that stay, a row group at a time."""
+    file = pq.ParquetFile(base.final)
+    redo = pa.array(sorted(base.redo), pa.int64())
+    for group in range(file.num_row_groups):
+        indices = file.read_row_group(group, ["index"]).column("index")
+        if len(indices):
+            first = int(pc.min(indices).as_py())
+            yield Part(first, partial(_kept_rows, base.final, group, redo))
+
+
+def _kept_rows(path: Path, group: int, redo: pa.Array) -> pa.Table:
+    table = pq.ParquetFile(path).read_row_group(group)
+    return table.filter(pc.invert(pc.is_in(table.column("index"), redo)))
