@@ -109,7 +109,7 @@ def _speed(timeline: Timeline) -> Plot:
     seconds, unit = _time(timeline.seconds)
 
     def paint(axes: Axes) -> None:
-        x, (y,) = _at_least_two(seconds, [timeline.images_per_second])
+        x, (y,) = _to_edges(seconds, [timeline.images_per_second])
         axes.fill_between(x, y, color=COLOURS[0], alpha=0.16, linewidth=0)
         axes.plot(x, y, color=COLOURS[0], linewidth=1.6)
         axes.set(xlabel=unit, ylabel="images/s", ylim=(0, None))
@@ -130,7 +130,7 @@ def _stages(timeline: Timeline) -> Plot:
     shares.append(np.clip(1 - sum(shares, np.zeros(len(seconds))), 0, 1))
 
     def paint(axes: Axes) -> None:
-        x, ys = _at_least_two(seconds, shares)
+        x, ys = _to_edges(seconds, shares)
         colours = [COLOURS[3], COLOURS[1], COLOURS[2], COLOURS[0], COLOURS[4], LINE]
         axes.stackplot(x, *ys, labels=[*STAGES, "other"], colors=colours, linewidth=0, alpha=0.9)
         axes.set(xlabel=unit, ylim=(0, 1))
@@ -157,7 +157,7 @@ def _slots(timeline: Timeline) -> Plot:
     seconds, unit = _time(timeline.seconds)
 
     def paint(axes: Axes) -> None:
-        x, (busy, padding) = _at_least_two(seconds, [timeline.slots_busy, timeline.padding])
+        x, (busy, padding) = _to_edges(seconds, [timeline.slots_busy, timeline.padding])
         axes.plot(x, busy, color=COLOURS[0], linewidth=1.6, label="slots busy")
         axes.plot(x, padding, color=COLOURS[3], linewidth=1.6, label="padding in prefill")
         axes.set(xlabel=unit, ylim=(0, 1.02))
@@ -259,11 +259,10 @@ def _time(seconds: Numbers) -> tuple[Numbers, str]:
     return seconds, "seconds"
 
 
-def _at_least_two(x: Numbers, ys: Sequence[Numbers]) -> tuple[Numbers, list[Numbers]]:
-    """Make a line of a single point, for runs that ended before their second line."""
-    if len(x) > 1:
-        return x, list(ys)
-    return np.array([0.0, 2 * x[0]]), [np.repeat(y, 2) for y in ys]
+def _to_edges(x: Numbers, ys: Sequence[Numbers]) -> tuple[Numbers, list[Numbers]]:
+    """Draw from the middle of the outer slices on to their edges; a single slice is a line."""
+    edges = np.array([0.0, *x, x[-1] + x[0]])
+    return edges, [np.array([y[0], *y, y[-1]]) for y in ys]
 
 
 def _run_seconds(timeline: Timeline) -> float:
