@@ -1,7 +1,6 @@
 """Stages of batch image captioning, from shards to rows.
 
-from pipeline import load_captioner
-load_captioner("default").caption(["cat.jpg"])
+The door for Python is `load_captioner("default").caption(["cat.jpg"])`, see `pipeline.door`.
 """
 
 from __future__ import annotations
