@@ -211,4 +211,52 @@ def import_(out: str, file: str, source: str) -> None:
     run_import(out, file)
 
 
-RESULT_COMMANDS = (status, report, verify, export, import_)
+@click.command()
+@click.argument("out_a", metavar="OUT_A")
+@click.argument("out_b", metavar="OUT_B")
+@click.option(
+    "--shards", multiple=True, metavar="PATTERN", help="Where the pictures are, for the page."
+)
+@click.option("--to", metavar="FILE", help="Write a page with both captions under each picture.")
+@click.option(
+    "--references",
+    metavar="FIELD",
+    help="Score both against this field of each sample, such as txt (one a line) or json.captions.",
+)
+@click.option(
+    "--pictures",
+    type=click.IntRange(1, 2000),
+    default=300,
+    show_default=True,
+    help="At most so many pictures.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the random sample."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def compare(
+    out_a: str,
+    out_b: str,
+    shards: tuple[str, ...],
+    to: str | None,
+    references: str | None,
+    pictures: int,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Hold two outputs of the same images together: two models, or two prompts.
+
+    \b
+    Examples:
+      captionjob compare captions-a captions-b
+      captionjob compare captions-a captions-b --shards 'shards/*.tar' --to compare.html
+      captionjob compare captions-a captions-b --shards 'shards/*.tar' --references txt
+    """
+    from jobs.compare.make import CompareRequest
+    from jobs.compare.view import print_comparison
+
+    request = CompareRequest(Path(out_a), Path(out_b), shards, references, pictures, seed)
+    print_comparison(request, None if to is None else Path(to), as_json=as_json)
+
+
+RESULT_COMMANDS = (status, report, verify, export, import_, compare)
