@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from jobs.alarms import alarms_of
 from jobs.config import RunConfig
 from jobs.display import display_on
 from jobs.plan_text import plan_text
-from jobs.result import summary
+from jobs.result import RunResult, summary
+from jobs.results import read_output
 from jobs.run import Plan, Run
+from jobs.status_view import alarm_lines
 from jobs.stopping import Stop
 from jobs.terminal import bytes_text, plural, printable
 from pipeline.backends.families import FAMILIES
@@ -25,8 +28,16 @@ def run_job(config: RunConfig) -> int:
             result = Run(config, stop, display).run()
     finally:
         display.close()
-    print("\n".join(summary(result)), flush=True)
+    print("\n".join([*summary(result), *run_alarms(result)]), flush=True)
     return result.exit_code
+
+
+def run_alarms(result: RunResult) -> list[str]:
+    """Look at all rows of this run's shards; not after a stop, whose time is short."""
+    if result.stopped or not result.snapshot.images:
+        return []
+    ids = [state.shard.id for state in result.after.shards]
+    return [printable(line) for line in alarm_lines(alarms_of(read_output(result.out), ids))]
 
 
 def dry_run(config: RunConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -9,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
+from jobs.blank import note_blank
 from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig
 from jobs.display import Display, Silent
 from jobs.feed import Feed, Preparer, ShardStream, weigh_result, weigh_sample
@@ -19,6 +21,7 @@ from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.backends.resolve import resolve
 from pipeline.captioner import Captioner, ModelSource
+from pipeline.freed_memory import give_back_freed_memory
 from pipeline.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
@@ -119,6 +122,7 @@ class Run:
         if captioner is not None:
             self._claim(plan)
             snapshot = self._caption(captioner, plan, stream, store, worker)
+            self._note_blank(captioner, plan, snapshot)
         return RunResult(
             out=self.config.out,
             before=plan.before,
@@ -172,6 +176,7 @@ class Run:
         self, captioner: Captioner, plan: Plan, stream: ShardStream, store: Store, worker: str
     ) -> Snapshot:
         """Run the stages to their end, or to the stop, and commit what is finished."""
+        give_back_freed_memory()
         config = self.config
         preparer = Preparer(
             captioner, plan.template, config.images, config.keep, config.sampling.num_captions
@@ -211,6 +216,12 @@ class Run:
                 self._add(Row.from_caption(caption), store)
         except GraceOver:
             self.display.say("the grace is over: captions in flight are dropped")
+
+    def _note_blank(self, captioner: Captioner, plan: Plan, snapshot: Snapshot) -> None:
+        """Ask the network what it says of blank pictures, which an alarm has to know."""
+        if not self.stop.is_requested:
+            with contextlib.suppress(GraceOver), self.stop.interruptible():
+                note_blank(captioner, plan.template.text, self.config.out, snapshot.images)
 
     def _add(self, row: Row, store: Store) -> None:
         """Hand a row to the store, and stop where too many are errors."""
