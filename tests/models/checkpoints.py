@@ -247,6 +247,51 @@ class TinyLlava:
         )
 
 
+def save_paligemma(folder: Path) -> None:
+    """Save a tiny PaliGemma: no chat template, and a prompt that sees all of itself."""
+    import transformers
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    with quiet():
+        images = SiglipImageProcessorPil(size={"height": 32, "width": 32})
+        images.image_seq_length = 16
+        processor = transformers.PaliGemmaProcessor(images, tokenizer_with(["<image>"]))
+        text = {
+            "model_type": "gemma",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "vocab_size": len(processor.tokenizer) + 4,
+        }
+        vision = {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 8,
+            "projection_dim": 32,
+        }
+        config = transformers.PaliGemmaConfig(
+            text_config=text,
+            vision_config=vision,
+            projection_dim=32,
+            image_token_index=processor.image_token_id,
+            eos_token_id=2,
+            bos_token_id=1,
+            pad_token_id=0,
+        )
+        model = transformers.PaliGemmaForConditionalGeneration(config)
+        randomise(model, seed=3)
+        model.tie_weights()
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What transformers makes of a batch: inputs, logits `[N, B, V]` and tokens `[B, N]`."""

@@ -1,0 +1,171 @@
+"""From a checkpoint's folder or hub id to a source that loads it, native where the family is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.backends.native_source import NativeSource
+from pipeline.backends.placement import Placement
+from pipeline.captioner import ModelSource
+from pipeline.checkpoints import (
+    IDEFICS3,
+    LLAVA,
+    NANOVLM,
+    CheckpointFolder,
+    Family,
+    find_checkpoint,
+    find_tokenizer,
+    recognise,
+)
+from pipeline.errors import CheckpointError
+from pipeline.models.language import DecoderSpec
+from pipeline.models.stored import WeightFiles, read_config, weights_sha256
+from pipeline.models.vlm import CaptionModel
+from pipeline.processors.processor import Processor
+
+if TYPE_CHECKING:
+    import torch
+
+NATIVE = (NANOVLM, IDEFICS3, LLAVA)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """How many numbers a checkpoint's weights are, and its cache is a token."""
+
+    num_weights: int
+    cache_numbers_per_token: int
+
+    @classmethod
+    def of(cls, folder: CheckpointFolder) -> MemoryNeed:
+        """Read it off a folder of a native family, without its weights."""
+        spec = _decoder_spec(folder, recognise(folder))
+        numbers = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+        return cls(WeightFiles.find(folder.path).num_parameters, numbers)
+
+
+def checkpoint_source(
+    model: str,
+    *,
+    backend: str = "auto",
+    dtype: str = "auto",
+    device: str = "auto",
+    system: str | None = None,
+    trust_remote_code: bool = False,
+) -> ModelSource:
+    """Return the source of a checkpoint's folder or hub id; its weights are not read yet.
+
+    `auto` takes our own network where it runs the family, and transformers elsewhere; the
+    source's `backend` says which. Raises CheckpointError, in one line, for a wrong checkpoint.
+    """
+    folder = find_checkpoint(model, with_code=trust_remote_code)
+    family = recognise(folder)
+    if backend == "native" and family not in NATIVE:
+        kind = read_config(folder.path).text("model_type", "unknown")
+        raise CheckpointError(
+            f"--model {model!r}: our own networks do not run model_type {kind}; "
+            "wanted --backend transformers"
+        )
+    if backend == "transformers" and family is NANOVLM:
+        raise CheckpointError(
+            f"--model {model!r}: transformers does not know nanoVLM; wanted --backend native"
+        )
+    if backend != "transformers" and family in NATIVE:
+        try:
+            return _native_source(folder, family, Placement.choose(device, dtype), system)
+        except CheckpointError:
+            if backend == "native" or family is NANOVLM or not _is_unrun(folder, family):
+                raise
+    from pipeline.backends.transformers_source import transformers_source
+
+    placement = Placement.choose(device, dtype)
+    return transformers_source(
+        folder, placement, system=system, trust_remote_code=trust_remote_code
+    )
+
+
+def _is_unrun(folder: CheckpointFolder, family: Family) -> bool:
+    """True if the config itself asks for what our network does not run, such as biases."""
+    try:
+        _decoder_spec(folder, family)
+    except CheckpointError:
+        return True
+    return False
+
+
+def _decoder_spec(folder: CheckpointFolder, family: Family) -> DecoderSpec:
+    config = read_config(folder.path)
+    if family is NANOVLM:
+        from pipeline.models.nanovlm import NanoVLMSpec
+
+        return NanoVLMSpec.from_config(config).decoder
+    if family is IDEFICS3:
+        from pipeline.models.idefics3 import Idefics3Spec
+
+        return Idefics3Spec.from_config(config).decoder
+    if family is LLAVA:
+        from pipeline.models.llava import LlavaSpec
+
+        return LlavaSpec.from_config(config).decoder
+    raise CheckpointError(f"--model {folder.name!r}: {family.name} is not a native family")
+
+
+def _native_source(
+    folder: CheckpointFolder, family: Family, placement: Placement, system: str | None
+) -> NativeSource:
+    _decoder_spec(folder, family)
+    checksum = weights_sha256(folder.path)
+
+    def build(where: Placement) -> CaptionModel:
+        return _loader(family)(folder, where.dtype, where.device)
+
+    return NativeSource(
+        name=folder.name,
+        family=family.name,
+        weights_sha256=checksum,
+        processor=_processor(folder, family, system),
+        placement=placement,
+        build=build,
+    )
+
+
+def _loader(
+    family: Family,
+) -> Callable[[CheckpointFolder, torch.dtype, torch.device], CaptionModel]:
+    if family is NANOVLM:
+        from pipeline.models.nanovlm import load_nanovlm
+
+        return lambda folder, dtype, device: load_nanovlm(folder.path, dtype, device)
+    if family is IDEFICS3:
+        from pipeline.models.idefics3 import load_idefics3
+
+        return lambda folder, dtype, device: load_idefics3(folder.path, dtype, device)
+    from pipeline.models.llava import load_llava
+
+    return lambda folder, dtype, device: load_llava(folder.path, dtype, device)
+
+
+def _processor(folder: CheckpointFolder, family: Family, system: str | None) -> Processor:
+    """Make the family's processor; it needs the `hub` extra's tokenizers and jinja2."""
+    try:
+        if family is NANOVLM:
+            from pipeline.processors.nanovlm import NanoVLMProcessor, extra_tokens
+            from pipeline.processors.tokens import TextTokenizer
+
+            config = read_config(folder.path)
+            extra = extra_tokens(config).values()
+            tokenizer = TextTokenizer.load(find_tokenizer(folder), extra)
+            return NanoVLMProcessor(config, tokenizer, system=system)
+        if family is IDEFICS3:
+            from pipeline.processors.idefics3 import Idefics3Processor
+
+            return Idefics3Processor(folder.path, system=system)
+        from pipeline.processors.llava import LlavaProcessor
+
+        return LlavaProcessor(folder.path, system=system)
+    except ImportError as error:
+        raise CheckpointError(
+            f"--model {folder.name!r} needs {error.name}; wanted: pip install 'captionjob[hub]'"
+        ) from None
