@@ -65,11 +65,26 @@ class Archive:
             self._skip_data()
         self._check_tail()
 
-    def read(self, max_bytes: int) -> bytes:
-        """Return up to `max_bytes` of the current member's data that has not been read yet."""
+    def read(self, max_bytes: int, head: bytes = b"") -> bytes:
+        """Return `head` and up to `max_bytes` of the current member's data not read yet.
+
+        MemoryError where there is no room for it; iteration goes on behind the member even so.
+        """
+        if not head and min(max_bytes, self._data_left) <= CHUNK:
+            return self._read_data(max_bytes)
+        buffer = io.BytesIO(head)  # gives its bytes away without a copy, unlike a joined list
+        buffer.seek(len(head))
+        end = len(head) + max_bytes
+        while chunk := self._read_data(min(CHUNK, end - buffer.tell())):
+            buffer.write(chunk)
+        return buffer.getvalue()
+
+    def _read_data(self, max_bytes: int) -> bytes:
         wanted = min(max_bytes, self._data_left)
-        data = self._read_exactly(wanted)
-        self._data_left -= wanted
+        data = self._read_some(wanted)
+        self._data_left -= len(data)
+        if len(data) < wanted:
+            raise self._damage(f"the file ends {self._data_left} bytes inside a member")
         return data
 
     def _next_member(self) -> Member | None:
@@ -189,15 +204,10 @@ class Archive:
         return int(text)
 
     def _read_exactly(self, size: int) -> bytes:
-        chunks = []
-        missing = size
-        while missing:
-            chunk = self._read_some(min(missing, CHUNK))
-            if not chunk:
-                raise self._damage(f"the file ends {missing} bytes inside a member")
-            chunks.append(chunk)
-            missing -= len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        data = self._read_some(size)
+        if len(data) < size:
+            raise self._damage(f"the file ends {size - len(data)} bytes inside a member")
+        return data
 
     def _read_some(self, size: int) -> bytes:
         """Read up to `size` bytes, fewer only at the end; a decompressor may fail in any way."""

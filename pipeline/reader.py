@@ -41,7 +41,8 @@ class ReaderSettings:
     """What is kept of a shard. `fields` None keeps all; else only members named `KEY.FIELD`."""
 
     fields: frozenset[str] | None = None
-    max_member_bytes: int = 1 << 30
+    max_member_bytes: int = 512 << 20
+    max_field_bytes: int = 16 << 20
     has_lenient_end: bool = False  # forgive a missing end marker, and a long tail of zeros
 
 
@@ -138,13 +139,16 @@ class _Reader:
         data = b""
         # Counted and read first: if the data is cut, what stands in the group is still whole.
         if is_wanted and fault is None:
-            data = head + self._archive.read(member.size)
+            try:
+                data = self._archive.read(member.size, head)
+            except MemoryError:
+                fault = SampleError("too_large", f"no memory for its {member.size} bytes")
         self._stats.num_images += 1
         image = Image(index, _plain(key), member.name, data, fault, is_wanted)
         return self._group.add_image(image)
 
     def _add_field(self, member: Member) -> list[Image]:
-        if member.kind != "file" or member.size > self._settings.max_member_bytes:
+        if member.kind != "file" or member.size > self._settings.max_field_bytes:
             what = member.kind if member.kind != "file" else "over the size limit"
             self._stats.junk[f"field: {what}"] += 1
             return []

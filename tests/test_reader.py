@@ -412,7 +412,7 @@ def test_a_sparse_member_is_a_row_and_what_follows_is_read(path: Path) -> None:
 def test_a_member_over_the_limit_costs_a_row_and_no_memory(path: Path) -> None:
     tar = make_tar_bytes([("a.jpg", b"x" * 3000), ("a.txt", b"y" * 3000), ("b.jpg", b"x")])
     stats = ShardStats()
-    samples, error = read(path, tar, max_member_bytes=2000, stats=stats)
+    samples, error = read(path, tar, max_member_bytes=2000, max_field_bytes=2000, stats=stats)
     assert error is None
     assert samples[0].fault is not None
     assert samples[0].fault.code == "too_large"

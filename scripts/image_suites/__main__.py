@@ -81,9 +81,7 @@ def run_command(shards: Path, out: Path) -> CommandRun:
     return done
 
 
-def faults_of(
-    packed: dict[str, Packed], opened: dict[str, Opened], done: CommandRun
-) -> list[str]:
+def faults_of(packed: dict[str, Packed], opened: dict[str, Opened], done: CommandRun) -> list[str]:
     """Return all that is not as it must be."""
     faults = [fault for one in opened.values() for fault in one.faults]
     if done.exit_code:
