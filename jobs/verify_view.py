@@ -6,14 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from jobs.joining import join_shards, need_shards
-from jobs.recaption import Recaptioned, recaption
 from jobs.results import read_output
 from jobs.terminal import bytes_text, plural, printable, time_text
 from jobs.verify import Verification, verify_output
 from pipeline.errors import ShardError
+
+if TYPE_CHECKING:
+    from jobs.recaption import Recaptioned
 
 EXIT_HOLDS, EXIT_BROKEN = 0, 1
 MAX_SHOWN = 50
@@ -75,6 +77,8 @@ def print_verification(
 
 
 def _agreement(folder: Path, patterns: Sequence[str], sample: SampleRequest) -> Agreement:
+    from jobs.recaption import recaption  # torch, which takes seconds, is for --sample alone
+
     output = read_output(folder)
     join = need_shards(join_shards(output, patterns))
     agreement = Agreement()
