@@ -6,6 +6,7 @@ where there is no room for all, the random sample shrinks first.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def choose(
     chosen: dict[Place, list[str]] = {}
     for kind, places in _candidates(output, at_hand, facts, seed):
         num_wanted = round(SHARES.get(kind, 1.0) * max_rows)
+        if kind in ("least confident", "longest", "shortest"):  # not half of a small job
+            num_wanted = min(num_wanted, math.ceil(SHARES[kind] * facts.num_rows))
         for place in places:
             if num_wanted <= 0:
                 break

@@ -122,7 +122,7 @@ def details_of(row: Row) -> list[tuple[str, str]]:
         *row.kept.items(),
     ]
     return [
-        (name, f"{value:.4f}" if isinstance(value, float) else str(value))
+        (name, f"{value:.4g}" if isinstance(value, float) else str(value))
         for name, value in found
         if value is not None
     ]

@@ -175,7 +175,7 @@ def _slots(timeline: Timeline) -> Plot:
 
 def _trouble(facts: Facts) -> Plot:
     """Show where in the job rows went wrong: a damaged shard stands out as a step."""
-    num_bins = int(min(60, max(1, facts.num_rows // 20)))
+    num_bins = int(min(60, max(1, facts.num_rows // 5)))
     bins = np.linspace(0, facts.num_rows, num_bins + 1)
     total = np.histogram(np.arange(facts.num_rows), bins)[0]
     bad = [status for status in STATUSES if status != "ok"]
@@ -233,9 +233,10 @@ def _logprobs(facts: Facts) -> Plot:
         low, high = float(known.min()), float(known.max())
         _stacked(axes, parts, np.linspace(low, high if high > low else low + 1e-3, 41))
         axes.axvline(median, color=INK, linewidth=1, linestyle=(0, (3, 3)))
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set(xlabel="mean log-probability of a token (right: surer)", ylabel="rows")
 
-    return Plot("Confidence", f"median {median:.2f} (dashed)", draw("logprobs", paint))
+    return Plot("Confidence", f"median {median:.2g} (dashed)", draw("logprobs", paint))
 
 
 def _stacked(axes: Axes, parts: Sequence[tuple[str, npt.NDArray[Any]]], bins: Numbers) -> None:
