@@ -55,6 +55,7 @@ def unpack(packed: dict[str, Tensor]) -> dict[str, Tensor]:
 def write(path: Path, packed: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Write packed tensors, and facts as JSON in the metadata."""
     save_file(packed, path, metadata={"facts": json.dumps(facts)})
+    path.chmod(0o644)  # safetensors makes files that only their owner can read
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
