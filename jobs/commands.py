@@ -14,7 +14,7 @@ from jobs.run import Plan, Run
 from jobs.status_view import alarm_lines
 from jobs.stopping import Stop
 from jobs.terminal import bytes_text, plural, printable
-from pipeline.backends.families import FAMILIES
+from pipeline.checkpoints import FAMILIES
 from pipeline.pack import PackSettings, pack_folder
 
 
@@ -65,8 +65,12 @@ def pack_pictures(folder: str, out: str, settings: PackSettings) -> None:
 
 
 def list_models() -> None:
-    """Print a table of the families."""
+    """Print the families, what each needs, and the memory that its published networks take."""
     width = max(len(family.name) for family in FAMILIES)
     for family in FAMILIES:
-        print(f"{family.name.ljust(width)}  {family.backend}  {family.summary}")
+        runs = "" if family.backend == family.name else f" ({family.backend})"
+        print(f"{family.name.ljust(width)}  {family.summary}{runs}")
         print(f"{'':{width}}  --model {family.example}")
+        print(f"{'':{width}}  needs {family.needs}")
+        for example in family.examples:
+            print(f"{'':{width}}    {example.hub_id}: {example.memory(2)} in bfloat16")

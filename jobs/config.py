@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.backends.resolve import resolve
 from pipeline.captioner import ModelSource, SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
 from pipeline.images import ImageSettings
@@ -66,6 +67,8 @@ class RunConfig:
     model: str = "default"
     backend: str = "auto"
     dtype: str = "auto"
+    system: str | None = None  # the system prompt; None: the chat template's own
+    trust_remote_code: bool = False
     prompt: str | None = None  # None: the model's own
     keep: tuple[str, ...] = ()
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
@@ -75,6 +78,8 @@ class RunConfig:
     limits: LimitSettings = field(default_factory=LimitSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     overwrite: bool = False
+    allow_pipe: bool = False
+    has_lenient_end: bool = False
     retry: frozenset[str] = frozenset()  # statuses of finished shards' rows to make again
 
     def __post_init__(self) -> None:
@@ -90,6 +95,17 @@ class RunConfig:
         """The columns of this job."""
         return RowSchema(self.sampling.num_captions, self.keep)
 
+    def source(self) -> ModelSource:
+        """Find the model, its weights not yet loaded."""
+        return resolve(
+            self.model,
+            backend=self.backend,
+            dtype=self.dtype,
+            device=self.speed.device,
+            system=self.system,
+            trust_remote_code=self.trust_remote_code,
+        )
+
     def template(self, source: ModelSource) -> PromptTemplate:
         """The prompt, the model's own if none was given."""
         return PromptTemplate(self.prompt if self.prompt is not None else source.default_prompt)
@@ -101,6 +117,7 @@ class RunConfig:
             f"model.{name}": value for name, value in source.fingerprint.items()
         }
         settings |= {
+            "system": self.system or "",
             "prompt": self.template(source).text,
             "max_new_tokens": sampling.max_new_tokens,
             "min_new_tokens": sampling.min_new_tokens,

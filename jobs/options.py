@@ -26,6 +26,8 @@ def run_config(options: Mapping[str, Any]) -> RunConfig:
         model=options["model"],
         backend=options["backend"],
         dtype=options["dtype"],
+        system=options["system"],
+        trust_remote_code=options["trust_remote_code"],
         prompt=options["prompt"],
         keep=options["keep"],
         sampling=SamplingSettings(
@@ -38,6 +40,8 @@ def run_config(options: Mapping[str, Any]) -> RunConfig:
             num_captions=options["num_captions"],
             seed=options["seed"],
             stop=options["stop"],
+            max_text_tokens=options["max_text_tokens"],
+            max_repeats=options["max_repeats"],
         ),
         images=ImageSettings(
             options["max_pixels"], options["background"], options["allow_truncated"]
@@ -57,6 +61,8 @@ def run_config(options: Mapping[str, Any]) -> RunConfig:
         ),
         worker=WorkerSettings(options["rank"], options["world_size"], options["loader_workers"]),
         overwrite=options["overwrite"],
+        allow_pipe=options["allow_pipe"],
+        has_lenient_end=options["lenient_end"],
         retry=_retry(options["retry"], is_failed=options["retry_failed"]),
     )
 

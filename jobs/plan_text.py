@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 
 from jobs.result import plan_line
 from jobs.run import Plan
@@ -17,7 +17,6 @@ from pipeline.records import Sample
 
 MAX_SHARDS_SHOWN = 10
 MAX_SAMPLES_SHOWN = 3
-MAX_IDS_SHOWN = 64
 
 
 def plan_text(plan: Plan) -> Iterator[str]:
@@ -75,6 +74,6 @@ def _sample(plan: Plan, captioner: Captioner, sample: Sample) -> Iterator[str]:
         return
     yield f"{name}: {facts.width}x{facts.height} {facts.format}"
     yield f"      prompt {prompt.text!r}"
-    ids = " ".join(str(one) for one in prompt.ids[:MAX_IDS_SHOWN])
-    more = len(prompt.ids) - MAX_IDS_SHOWN
-    yield f"      {len(prompt.ids)} ids {ids}" + (f" and {more} more" if more > 0 else "")
+    runs = [(one, len(list(same))) for one, same in groupby(prompt.ids)]
+    ids = " ".join(f"{one} x{times}" if times > 1 else f"{one}" for one, times in runs)
+    yield f"      {len(prompt.ids)} ids {ids}"

@@ -16,7 +16,6 @@ from jobs.config import RunConfig
 from jobs.feed import Preparer
 from jobs.joining import Join, joined_rows
 from jobs.results import Output
-from pipeline.backends.resolve import resolve
 from pipeline.backends.trace import TokenDifference, first_difference
 from pipeline.captioner import Captioner, SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
@@ -75,7 +74,7 @@ class Recaptioner:
     def of(cls, output: Output, model: str | None, device: str) -> Recaptioner:
         """Load the network that made `output`; RequestError if it is not to be had."""
         config = config_of(output, model, device)
-        source = resolve(config.model, backend=config.backend, dtype=config.dtype, device=device)
+        source = config.source()
         differences = output.record.differences(config.record(source).settings)
         if differences:
             raise RequestError(
@@ -139,6 +138,7 @@ def config_of(output: Output, model: str | None, device: str) -> RunConfig:
         model=model or output.model,
         backend=backend if backend in ("native", "transformers") else "auto",
         dtype=get.text("model.dtype") or "auto",
+        system=get.text("system") or None,
         prompt=output.prompt,
         keep=tuple(output.schema.kept),
         sampling=SamplingSettings(

@@ -19,7 +19,6 @@ from jobs.result import RunResult, plan_line
 from jobs.stopping import GraceOver, Stop
 from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
-from pipeline.backends.resolve import resolve
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
 from pipeline.job_record import JobRecord, check_folder, check_place, claim_folder
@@ -54,11 +53,10 @@ class Plan:
 
         Raises RequestError where the request is wrong.
         """
-        shards = assign(expand_shards(config.shards), config.worker.rank, config.worker.world_size)
+        found = expand_shards(config.shards, allow_pipe=config.allow_pipe)
+        shards = assign(found, config.worker.rank, config.worker.world_size)
         check_place(config.out)
-        source = resolve(
-            config.model, backend=config.backend, dtype=config.dtype, device=config.speed.device
-        )
+        source = config.source()
         record = config.record(source)
         check_folder(config.out, record, overwrite=config.overwrite)
         if config.overwrite:
@@ -82,7 +80,10 @@ class Plan:
     @property
     def reader_settings(self) -> ReaderSettings:
         """Which fields of a sample the prompt and the kept columns need."""
-        return ReaderSettings(self.template.needs_fields | fields_needed(self.config.keep))
+        return ReaderSettings(
+            self.template.needs_fields | fields_needed(self.config.keep),
+            has_lenient_end=self.config.has_lenient_end,
+        )
 
     @property
     def tuning(self) -> Tuning:

@@ -37,6 +37,17 @@ SHARDS = click.option(
     metavar="PATTERN",
     help="A tar, a folder of tars, a glob or braces such as 'data/{00000..00099}.tar'; repeatable.",
 )
+ALLOW_PIPE = click.option(
+    "--allow-pipe",
+    is_flag=True,
+    help="Run commands such as 'pipe:curl -sf URL' for their output, without a shell.",
+)
+LENIENT_END = click.option(
+    "--lenient-end",
+    is_flag=True,
+    help="Take a tar without an end marker, or with a long tail of zeros, for whole.",
+)
+INPUT_OPTIONS = _options(SHARDS, ALLOW_PIPE, LENIENT_END)
 MODEL_OPTIONS = _options(
     click.option(
         "--model",
@@ -60,11 +71,17 @@ MODEL_OPTIONS = _options(
         show_default=True,
         help="How wide the network's numbers are.",
     ),
+    click.option(
+        "--trust-remote-code",
+        is_flag=True,
+        help="Let the transformers library run Python code that a checkpoint brings.",
+    ),
 )
 CAPTION_OPTIONS = _options(
     click.option(
         "--prompt", help="A template such as 'Describe {json.title}.'  [default: the model's own]"
     ),
+    click.option("--system", help="A system prompt, for models that were taught with one."),
     click.option("--max-new-tokens", type=int, default=SAMPLING.max_new_tokens, show_default=True),
     click.option("--min-new-tokens", type=int, default=SAMPLING.min_new_tokens, show_default=True),
     click.option(
@@ -82,6 +99,20 @@ CAPTION_OPTIONS = _options(
     click.option("--seed", type=int, default=SAMPLING.seed, show_default=True),
     click.option(
         "--stop", multiple=True, metavar="TEXT", help="End a caption before TEXT; repeatable."
+    ),
+    click.option(
+        "--max-text-tokens",
+        type=int,
+        default=SAMPLING.max_text_tokens,
+        show_default=True,
+        help="Room for a prompt beside its image; a longer one is an error row.",
+    ),
+    click.option(
+        "--max-repeats",
+        type=int,
+        default=SAMPLING.max_repeats,
+        show_default=True,
+        help="End a caption that says the same thing so often in a row; 0: off.",
     ),
     click.option(
         "--num-captions",

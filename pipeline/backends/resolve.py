@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import re
-from pathlib import Path
-
 from pipeline.captioner import ModelSource
-from pipeline.errors import CheckpointError, RequestError
+from pipeline.errors import RequestError
 
 BACKENDS = ("auto", "native", "transformers")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
 def resolve(
-    model: str, *, backend: str = "auto", dtype: str = "auto", device: str = "auto"
+    model: str,
+    *,
+    backend: str = "auto",
+    dtype: str = "auto",
+    device: str = "auto",
+    system: str | None = None,
+    trust_remote_code: bool = False,
 ) -> ModelSource:
     """Return the source of `default`, a checkpoint folder or a hub id.
 
@@ -33,23 +34,18 @@ def resolve(
     if model == "default":
         if backend == "transformers":
             raise RequestError("--model default is our own network; wanted --backend native")
+        if system is not None:
+            raise RequestError("--system: the default model has no system prompt; wanted none")
         from pipeline.backends.native_source import default_source
 
         return default_source(device, dtype)
-    return _checkpoint(model, backend=backend)
+    from pipeline.backends.checkpoint_source import checkpoint_source
 
-
-def _checkpoint(model: str, *, backend: str) -> ModelSource:
-    """Find a checkpoint's folder; no family is read from folders yet."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"--model {model!r}: the folder has no config.json")
-        raise CheckpointError(f"--model {model!r}: no family here reads this folder")
-    if folder.exists():
-        raise CheckpointError(f"--model {model!r} is a file; wanted a checkpoint's folder")
-    if _HUB_ID.fullmatch(model) and not model.startswith((".", "~", os.sep)):
-        raise CheckpointError(
-            f"--model {model!r}: there is no such folder, and models from the hub are not read yet"
-        )
-    raise CheckpointError(f"--model {model!r}: wanted `default` or a checkpoint's folder")
+    return checkpoint_source(
+        model,
+        backend=backend,
+        dtype=dtype,
+        device=device,
+        system=system,
+        trust_remote_code=trust_remote_code,
+    )
