@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import groupby, islice
 
@@ -17,6 +18,7 @@ from pipeline.records import Sample
 
 MAX_SHARDS_SHOWN = 10
 MAX_SAMPLES_SHOWN = 3
+_REPEATED = re.compile(r"(<[^<>]+>)\1{3,}")  # image places, for the most part
 
 
 def plan_text(plan: Plan) -> Iterator[str]:
@@ -73,7 +75,8 @@ def _sample(plan: Plan, captioner: Captioner, sample: Sample) -> Iterator[str]:
         yield f"{name}: an error row, {error}"
         return
     yield f"{name}: {facts.width}x{facts.height} {facts.format}"
-    yield f"      prompt {prompt.text!r}"
+    folded = _REPEATED.sub(lambda run: f"{run[1]} x{len(run[0]) // len(run[1])} ", prompt.text)
+    yield f"      prompt {folded!r}"
     runs = [(one, len(list(same))) for one, same in groupby(prompt.ids)]
     ids = " ".join(f"{one} x{times}" if times > 1 else f"{one}" for one, times in runs)
     yield f"      {len(prompt.ids)} ids {ids}"
