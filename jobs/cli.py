@@ -13,7 +13,13 @@ from typing import Any
 import click
 
 from jobs.commands_results import RESULT_COMMANDS
-from jobs.run_options import CAPTION_OPTIONS, END_OPTIONS, MODEL_OPTIONS, SHARDS, SPEED_OPTIONS
+from jobs.run_options import (
+    CAPTION_OPTIONS,
+    END_OPTIONS,
+    INPUT_OPTIONS,
+    MODEL_OPTIONS,
+    SPEED_OPTIONS,
+)
 from jobs.stopping import nothing_done_yet
 from jobs.terminal import printable
 from pipeline.errors import CaptionJobError, RequestError
@@ -46,7 +52,7 @@ def cli() -> None:
 
 
 @cli.command(epilog=EXIT_CODES)
-@SHARDS
+@INPUT_OPTIONS
 @click.option("--out", required=True, metavar="FOLDER", help="Where the Parquet files go.")
 @MODEL_OPTIONS
 @CAPTION_OPTIONS
@@ -91,10 +97,12 @@ def pack(folder: str, out: str, max_samples: int, max_bytes: int, overwrite: boo
 
 
 @cli.command()
-@SHARDS
+@INPUT_OPTIONS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def inspect(shards: tuple[str, ...], as_json: bool) -> None:
+def inspect(shards: tuple[str, ...], allow_pipe: bool, lenient_end: bool, as_json: bool) -> None:
     """Read shards without a model: samples, formats, sizes, junk, duplicates, damage.
+
+    Of pictures only the headers are read: `run` finds those whose pixels are cut.
 
     \b
     Example:
@@ -102,8 +110,12 @@ def inspect(shards: tuple[str, ...], as_json: bool) -> None:
     Exit code 1 if any shard is damaged.
     """
     from jobs.inspection import inspect_shards
+    from pipeline.reader import ReaderSettings
+    from pipeline.shards import expand_shards
 
-    sys.exit(inspect_shards(shards, as_json=as_json))
+    found = expand_shards(shards, allow_pipe=allow_pipe)
+    settings = ReaderSettings(has_lenient_end=lenient_end)
+    sys.exit(inspect_shards(found, settings, as_json=as_json))
 
 
 @cli.command()

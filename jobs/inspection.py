@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jobs.terminal import bytes_text, plural, printable
 from pipeline.errors import ShardError
-from pipeline.formats import sniff
+from pipeline.formats import sniff, sniff_foreign
 from pipeline.images import facts_of
-from pipeline.reader import ShardStats, read_shard
-from pipeline.records import Sample, Shard
-from pipeline.shards import expand_shards
+from pipeline.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.records import ImageFacts, Sample, Shard
 
 EXIT_WHOLE, EXIT_DAMAGED = 0, 1
+MAX_NAME = 48  # columns of a shard's name in the table
 
 
 @dataclass(slots=True)
@@ -26,24 +27,27 @@ class ShardReport:
     stats: ShardStats = field(default_factory=ShardStats)
     formats: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)  # code -> samples
+    fields: Counter[str] = field(default_factory=Counter)  # name -> samples that have it
     num_image_bytes: int = 0
     num_repeated_keys: int = 0
-    largest: tuple[int, int] = (0, 0)  # width, height
+    num_repeated_images: int = 0  # byte for byte, of this shard or one before
+    smallest: tuple[int, int] | None = None  # width, height
+    largest: tuple[int, int] | None = None
     damage: str = ""
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: Sample, facts: ImageFacts) -> None:
         """Count one sample."""
         self.num_image_bytes += len(sample.data)
-        if sample.fault is not None:
-            self.faults[sample.fault.code] += 1
-            return
-        fault = _fault_of(sample)
+        self.fields.update(sample.fields.keys())
+        fault = _fault_of(sample, facts)
         if fault:
             self.faults[fault] += 1
-        self.formats[sniff(sample.data) or "unknown"] += 1
-        facts = facts_of(sample.data)
-        if facts.width * facts.height > self.largest[0] * self.largest[1]:
-            self.largest = (facts.width, facts.height)
+        if sample.data:
+            self.formats[facts.format or sniff_foreign(sample.data) or "unknown"] += 1
+        if facts.width:
+            size = (facts.width, facts.height)
+            self.smallest = min(self.smallest or size, size, key=_pixels)
+            self.largest = max(self.largest or size, size, key=_pixels)
 
     def to_json(self) -> dict[str, object]:
         """Return the report as JSON has it."""
@@ -53,64 +57,135 @@ class ShardReport:
             "bytes": self.shard.size,
             "samples": self.stats.num_images,
             "image_bytes": self.num_image_bytes,
-            "formats": dict(self.formats),
-            "faults": dict(self.faults),
-            "junk": dict(self.stats.junk),
+            "formats": dict(self.formats.most_common()),
+            "fields": dict(self.fields.most_common()),
+            "smallest": self.smallest,
+            "largest": self.largest,
+            "faults": dict(self.faults.most_common()),
+            "junk": dict(self.stats.junk.most_common()),
             "repeated_keys": self.num_repeated_keys,
-            "largest": list(self.largest),
+            "repeated_images": self.num_repeated_images,
             "damage": self.damage or None,
         }
 
 
-def inspect_shards(patterns: Sequence[str], *, as_json: bool) -> int:
-    """Read all shards and print what they hold; return 1 if any is damaged."""
-    reports = [inspect_shard(shard) for shard in expand_shards(patterns)]
+def inspect_shards(
+    shards: Sequence[Shard], settings: ReaderSettings | None = None, *, as_json: bool = False
+) -> int:
+    """Read all shards and print what they hold, each as it is read; return 1 if any is damaged."""
+    table = Table(shards)
+    if not as_json:
+        print(table.head)
+    reports = []
+    seen: set[bytes] = set()
+    for shard in shards:
+        reports.append(inspect_shard(shard, settings, seen))
+        if not as_json:
+            for line in table.lines(reports[-1]):
+                print(printable(line), flush=True)
     if as_json:
-        print(json.dumps({"shards": [report.to_json() for report in reports]}, indent=2))
+        found = {"shards": [one.to_json() for one in reports], "total": _total(reports)}
+        print(json.dumps(found, indent=2))
     else:
-        for line in _table(reports):
-            print(printable(line))
+        print(_total_line(reports))
     return EXIT_DAMAGED if any(report.damage for report in reports) else EXIT_WHOLE
 
 
-def inspect_shard(shard: Shard) -> ShardReport:
-    """Read one shard to its end, or to its damage."""
+def inspect_shard(
+    shard: Shard, settings: ReaderSettings | None = None, seen: set[bytes] | None = None
+) -> ShardReport:
+    """Read one shard to its end, or to its damage; `seen` are hashes of images read before."""
     report = ShardReport(shard)
-    seen: set[str] = set()
+    seen = set() if seen is None else seen
+    keys: set[str] = set()
     try:
-        for sample in read_shard(shard, stats=report.stats):
-            report.num_repeated_keys += sample.ref.key in seen
-            seen.add(sample.ref.key)
-            report.add(sample)
+        for sample in read_shard(shard, settings, stats=report.stats):
+            facts = facts_of(sample.data)
+            report.add(sample, facts)
+            report.num_repeated_keys += sample.ref.key in keys
+            keys.add(sample.ref.key)
+            digest = bytes.fromhex(facts.sha256)[:12]
+            report.num_repeated_images += bool(digest) and digest in seen
+            seen.add(digest)
     except ShardError as error:
         report.damage = error.detail
     return report
 
 
-def _fault_of(sample: Sample) -> str:
+def _fault_of(sample: Sample, facts: ImageFacts) -> str:
+    """Say by which code the sample's row will fail, as far as its header tells, or ``""``."""
+    if sample.fault is not None:
+        return sample.fault.code
     if not sample.data:
         return "empty"
-    return "" if sniff(sample.data) else "unreadable"
+    if not sniff(sample.data):
+        return "unsupported" if sniff_foreign(sample.data) else "unreadable"
+    return "" if facts.width else "header not read"
 
 
-def _table(reports: Sequence[ShardReport]) -> list[str]:
-    lines = []
-    for report in reports:
-        formats = ", ".join(f"{count} {name}" for name, count in report.formats.most_common())
-        notes = [f"{count} {code}" for code, count in report.faults.most_common()]
-        notes += [f"junk: {count} {reason}" for reason, count in report.stats.junk.most_common()]
-        if report.num_repeated_keys:
-            notes.append(f"{report.num_repeated_keys} repeated keys")
-        width, height = report.largest
-        lines.append(
-            f"{report.shard.url}: {plural(report.stats.num_images, 'sample')} "
-            f"({bytes_text(report.num_image_bytes)}), largest {width}x{height}; {formats or '-'}"
+class Table:
+    """A line for each shard in columns as wide as its longest name, and lines for what is odd."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        """Take the width from the names."""
+        self._names = {shard.id: printable(os.path.basename(shard.url)) for shard in shards}
+        longest = max((len(name) for name in self._names.values()), default=0)
+        self._width = min(MAX_NAME, max(len("shard"), longest))
+
+    @property
+    def head(self) -> str:
+        """The names of the columns."""
+        name = "shard".ljust(self._width)
+        return f"{name} {'samples':>8} {'bytes':>9} {'smallest':>11} {'largest':>11}  formats"
+
+    def lines(self, report: ShardReport) -> Iterator[str]:
+        """Yield the lines of one shard."""
+        name = self._names[report.shard.id][-self._width :].ljust(self._width)
+        formats = ", ".join(f"{count} {kind}" for kind, count in report.formats.most_common())
+        yield (
+            f"{name} {report.stats.num_images:8} {bytes_text(report.num_image_bytes):>9} "
+            f"{_size_text(report.smallest):>11} {_size_text(report.largest):>11}  {formats or '-'}"
         )
-        lines += [f"    {note}" for note in notes]
+        fields = [f"{count} {name}" for name, count in report.fields.most_common(8)]
+        if fields:
+            yield f"    fields: {', '.join(fields)}{', ...' if len(report.fields) > 8 else ''}"
+        for title, counts in (("faults", report.faults), ("junk", report.stats.junk)):
+            if counts:
+                found = ", ".join(f"{count} {what}" for what, count in counts.most_common(8))
+                yield f"    {title}: {found}"
+        for what, count in (
+            ("key", report.num_repeated_keys),
+            ("image", report.num_repeated_images),
+        ):
+            if count:
+                yield f"    duplicates: {plural(count, f'repeated {what}')}"
         if report.damage:
-            lines.append(f"    DAMAGED: {report.damage}")
-    num_samples = sum(report.stats.num_images for report in reports)
-    num_damaged = sum(bool(report.damage) for report in reports)
-    total = f"{plural(len(reports), 'shard')}, {plural(num_samples, 'sample')}"
-    lines.append(f"{total}, {num_damaged} damaged")
-    return lines
+            yield f"    DAMAGED: {report.damage}"
+
+
+def _total(reports: Sequence[ShardReport]) -> dict[str, int]:
+    return {
+        "shards": len(reports),
+        "samples": sum(report.stats.num_images for report in reports),
+        "faults": sum(report.faults.total() for report in reports),
+        "junk": sum(report.stats.junk.total() for report in reports),
+        "repeated_images": sum(report.num_repeated_images for report in reports),
+        "damaged": sum(bool(report.damage) for report in reports),
+    }
+
+
+def _total_line(reports: Sequence[ShardReport]) -> str:
+    total = _total(reports)
+    return (
+        f"{plural(total['shards'], 'shard')}, {plural(total['samples'], 'sample')}, "
+        f"{plural(total['faults'], 'fault')}, {plural(total['junk'], 'junk member')}, "
+        f"{total['damaged']} damaged"
+    )
+
+
+def _pixels(size: tuple[int, int]) -> int:
+    return size[0] * size[1]
+
+
+def _size_text(size: tuple[int, int] | None) -> str:
+    return f"{size[0]}x{size[1]}" if size else "-"

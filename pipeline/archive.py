@@ -226,7 +226,10 @@ class Archive:
 
 def decompressed(stream: io.BufferedReader[Any], url: str) -> IO[bytes]:
     """Return the tar inside gzip, bzip2, xz or zstd, told by the first bytes, or `stream`."""
-    head = stream.peek(6)[:6]
+    try:
+        head = stream.peek(6)[:6]
+    except OSError as error:
+        raise ShardError(url, f"reading failed: {error}") from error
     if head[:2] == b"\x1f\x8b":
         # gzip's own reader checks the CRC and reads several members; tarfile's does neither.
         return cast(BinaryIO, gzip.GzipFile(fileobj=stream))

@@ -34,6 +34,7 @@ class Shard:
     id: str
     url: str
     size: int | None = None  # bytes, where the file system tells
+    command: tuple[str, ...] | None = None  # that writes it, where the user allowed one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Which shards are asked for, what each is called, and which worker has which.
 
-Only local paths are opened so far; `open_shard` is the one door, so that other schemes can be
-added behind it.
+Local paths are opened, and commands where the user allows them; `open_shard` is the one door, so
+that other schemes can be added behind it. A command is run only for a Shard that `expand_shards`
+made of the user's own words, never for a url that stood in a file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from braceexpand import braceexpand
 
 from pipeline.errors import RequestError, ShardError
+from pipeline.pipes import is_pipe, open_pipe, words_of
 from pipeline.records import Shard
 
 SHARD_SUFFIXES = (
@@ -31,7 +33,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|(pipe):")
 _RANGE = re.compile(r"\{(-?[0-9]{1,30})\.\.(-?[0-9]{1,30})")
 
 
-def expand_shards(patterns: Sequence[str]) -> list[Shard]:
+def expand_shards(patterns: Sequence[str], *, allow_pipe: bool = False) -> list[Shard]:
     """Return the shards that paths, folders, globs and braces stand for, each once.
 
     The order is the one given; a glob's and a folder's files come in natural order (2 before
@@ -40,10 +42,16 @@ def expand_shards(patterns: Sequence[str]) -> list[Shard]:
     """
     if not patterns:
         raise RequestError("no --shards given; for example --shards 'shards/{00000..00099}.tar'")
-    paths: dict[str, None] = {}
+    found: dict[str, Shard] = {}
     for pattern in patterns:
-        paths.update(dict.fromkeys(os.path.abspath(path) for path in _expand(pattern)))
-    shards = [Shard(shard_id(path), path, os.path.getsize(path)) for path in paths]
+        if is_pipe(pattern):
+            commands = _pipes(pattern, allow_pipe=allow_pipe)
+            found.update((shard.url, shard) for shard in commands if shard.url not in found)
+            continue
+        for path in map(os.path.abspath, _expand(pattern)):
+            if path not in found:
+                found[path] = Shard(shard_id(path), path, os.path.getsize(path))
+    shards = list(found.values())
     seen: dict[str, Shard] = {}
     for shard in shards:
         if seen.setdefault(shard.id, shard) is not shard:
@@ -62,19 +70,24 @@ def shard_id(path: str) -> str:
     shard. Links are not resolved: the name that the user sees is the one that counts.
     """
     path = os.path.abspath(path)
-    base = os.path.basename(path)
+    return _id(os.path.basename(path), path)
+
+
+def _id(base: str, whole: str) -> str:
     for suffix in sorted(SHARD_SUFFIXES, key=len, reverse=True):
         if base.lower().endswith(suffix):
             base = base[: -len(suffix)]
             break
     # Readers of the output folder skip names that begin with `_` or `.`.
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", base).lstrip("._-")[:100] or "shard"
-    digest = hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    digest = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{safe}-{digest}"
 
 
 def open_shard(shard: Shard) -> BinaryIO:
     """Open a shard's bytes, unbuffered, from the start; ShardError where that cannot be done."""
+    if shard.command is not None:
+        return open_pipe(shard.command, shard.url)
     try:
         return cast(BinaryIO, open(local_path(shard.url), "rb", buffering=0))
     except OSError as error:
@@ -90,7 +103,7 @@ def local_path(url: str) -> str:
     if scheme == "file":
         return unquote(urlsplit(url).path)
     if scheme == "pipe":
-        raise RequestError(f"--shards {url!r}: pipe: would run a shell command and is refused")
+        raise RequestError(f"{url!r} would run a command, and is refused here")
     raise RequestError(f"--shards {url!r}: {scheme}:// is not supported; wanted a local path")
 
 
@@ -148,6 +161,17 @@ def _expand(pattern: str) -> Iterator[str]:
             missing.append(one)
     if missing:
         raise RequestError(_missing_message(pattern, missing, len(expanded)))
+
+
+def _pipes(pattern: str, *, allow_pipe: bool) -> Iterator[Shard]:
+    """Yield the shards that a `pipe:` pattern stands for, one a command."""
+    if not allow_pipe:
+        raise RequestError(
+            f"--shards {pattern!r} would run a command; give --allow-pipe if that is meant"
+        )
+    for url in _braces(pattern, pattern):
+        words = words_of(url)
+        yield Shard(_id(os.path.basename(words[-1].rstrip("/")), url), url, command=words)
 
 
 def _missing_message(pattern: str, missing: Sequence[str], wanted: int) -> str:

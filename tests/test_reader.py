@@ -19,6 +19,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline import reader
 from pipeline.errors import ShardError
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
 from pipeline.reader import ReaderSettings, ShardStats, read_shard
@@ -493,3 +494,18 @@ def test_the_header_parser_of_tarfile_is_as_the_reader_needs_it() -> None:
     for place in (0, 124, 156, 257, 345):
         with pytest.raises(tarfile.HeaderError):
             tarfile.TarInfo.frombuf(flip(block, place, b"\x77"), "utf-8", "backslashreplace")
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 3])
+def test_a_disk_that_fails_is_a_shard_error_wherever_it_fails(
+    monkeypatch: pytest.MonkeyPatch, num_good: int
+) -> None:
+    class FailingFile(io.BytesIO):
+        def readinto(self, buffer: Any) -> int:
+            if self.tell() >= num_good * 1024:
+                raise OSError(5, "Input/output error")
+            return super().readinto(memoryview(buffer)[:1024])
+
+    monkeypatch.setattr(reader, "open_shard", lambda _: FailingFile(WHOLE))
+    with pytest.raises(ShardError, match=r"reading failed: .*Input/output error"):
+        list(read_shard(Shard("x", "/x.tar")))

@@ -207,22 +207,6 @@ def test_the_process_says_it_too(here: Path, name: str) -> None:
     assert words in done.stderr
 
 
-def test_inspect_tells_whole_shards_from_damaged_ones(here: Path) -> None:
-    members = [("x.jpg", make_image_bytes()), ("x.jpg", b""), ("__MACOSX/._x.jpg", b"?")]
-    (here / "b.tar").write_bytes(make_tar_bytes(members))
-    whole = captionjob("inspect", "--shards", "*.tar", cwd=here)
-    assert whole.returncode == 0, whole.stderr
-    assert "2 shards, 8 samples, 0 damaged" in whole.stdout
-    assert "1 repeated keys" in whole.stdout
-    assert "junk: 1 __MACOSX" in whole.stdout
-    (here / "c.tar").write_bytes((here / "a.tar").read_bytes()[:5000])
-    damaged = captionjob("inspect", "--shards", "*.tar", "--json", cwd=here)
-    assert damaged.returncode == 1
-    found = json.loads(damaged.stdout)["shards"]
-    assert [bool(shard["damage"]) for shard in found] == [False, False, True]
-    assert found[0]["formats"] == {"JPEG": 6}
-
-
 def test_pack_makes_shards_that_run_reads(here: Path) -> None:
     (here / "photos" / "sub").mkdir(parents=True)
     for place in range(5):
