@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def print_status(
     """Print the status once, or watch it."""
     reader = StatusReader(folder, patterns)
     if is_watching and not as_json:
-        watch(reader, stream, seconds)
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end a view of a live job
+            watch(reader, stream, seconds)
         return
     status = reader.read(with_alarms=True)
     if as_json:

@@ -100,7 +100,6 @@ class Compared:
                 "scores": scores,
             },
             indent=2,
-            ensure_ascii=False,
         )
 
 

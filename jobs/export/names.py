@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from dataclasses import dataclass, field
 
 MAX_PART_BYTES = 180  # of one part of a path: file systems take 255, and an extension follows
@@ -49,4 +48,4 @@ def _safe_part(part: str) -> str:
 
 
 def _is_bad(char: str) -> bool:
-    return char in _BAD or unicodedata.category(char) in ("Cc", "Cs", "Cf", "Zl", "Zp")
+    return char in _BAD or not char.isprintable()

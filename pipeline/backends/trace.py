@@ -84,18 +84,27 @@ class _Trace:
 
     def _next(self, order: Sequence[int], ids: Sequence[int], text: str) -> int | None:
         """Return the likeliest token after which `text` can still come."""
-        is_whole = self._text(ids) == text
+        before = self._text(ids)
         for token in order:
             if token in self._processor.eos_ids:
-                if is_whole:
+                if before.strip() == text:
                     return token
-            elif not is_whole and text.startswith(self._text([*ids, token])):
+            elif _goes_on(before, self._text([*ids, token]), text):
                 return token
         return None
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._processor.detokenise(ids).rstrip("\ufffd").strip()
+        return self._processor.detokenise(ids).lstrip()
 
     def _shown(self, token: int) -> str:
         is_end = token in self._processor.eos_ids
         return "the end" if is_end else self._processor.detokenise([token])
+
+
+def _goes_on(before: str, after: str, text: str) -> bool:
+    """Whether a token, which makes `after` of `before`, is a step towards `text`."""
+    if before.strip() == text:
+        return False  # only the end token can follow: blanks at the end are in no caption
+    if after.endswith("\ufffd"):  # a piece of a character: the next token shows which
+        return text.startswith(after.rstrip("\ufffd"))
+    return text.startswith(after) and (len(after) > len(before) or not after)
