@@ -40,7 +40,9 @@ class TextTokenizer:
         self.named = dict(named)
         self.chat_template = chat_template
         added = tokenizer.get_added_tokens_decoder()
-        self._added_ids = frozenset(added)
+        # What a model cannot spell becomes <unk>, which says nothing to the network.
+        self._unknown = self.named.get("unk_token", "<unk>")
+        self._added_ids = frozenset(added) - {tokenizer.token_to_id(self._unknown)}
         self.special_tokens = frozenset(token.content for token in added.values())
 
     @classmethod
@@ -140,9 +142,8 @@ class TextTokenizer:
         return token in self._added_ids
 
     def _mentions_special(self, text: str) -> bool:
-        return not self._added_ids.isdisjoint(
-            self._tokenizer.encode(text, add_special_tokens=False).ids
-        )
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._unknown in text or not self._added_ids.isdisjoint(ids)
 
 
 def read_json(path: Path) -> dict[str, object]:
