@@ -93,6 +93,14 @@ def report(out: str, shards: tuple[str, ...], to: str, pictures: int, seed: int)
     help="For --sample, where the network lies now.  [default: as OUT names it]",
 )
 @click.option("--device", default="auto", show_default=True, help="For --sample.")
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="For --sample, let the transformers library run code that a checkpoint brings.",
+)
+@click.option(
+    "--lenient-end", is_flag=True, help="As in run: a tar without an end marker is whole."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(
     out: str,
@@ -101,6 +109,8 @@ def verify(
     seed: int,
     model: str | None,
     device: str,
+    trust_remote_code: bool,
+    lenient_end: bool,
     as_json: bool,
 ) -> None:
     """Prove that every image has exactly one row and every row its image.
@@ -115,8 +125,13 @@ def verify(
     """
     from jobs.verify_view import SampleRequest, print_verification
 
-    wanted = None if sample is None else SampleRequest(sample, seed, model, device)
-    sys.exit(print_verification(Path(out), shards, wanted, sys.stdout, as_json=as_json))
+    wanted = (
+        None if sample is None else SampleRequest(sample, seed, model, device, trust_remote_code)
+    )
+    code = print_verification(
+        Path(out), shards, wanted, sys.stdout, as_json=as_json, has_lenient_end=lenient_end
+    )
+    sys.exit(code)
 
 
 FORMATS = ("webdataset", "txt", "jsonl", "csv", "parquet", "coco", "label-studio", "hf")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.config import RunConfig
@@ -18,7 +18,7 @@ from jobs.joining import Join, joined_rows
 from jobs.results import Output
 from pipeline.backends.trace import TokenDifference, first_difference
 from pipeline.captioner import Captioner, SamplingSettings, SpeedSettings
-from pipeline.errors import RequestError
+from pipeline.errors import CheckpointError, RequestError
 from pipeline.images import ImageSettings
 from pipeline.job_record import Setting
 from pipeline.prompts import fields_needed
@@ -71,10 +71,15 @@ class Recaptioner:
     preparer: Preparer
 
     @classmethod
-    def of(cls, output: Output, model: str | None, device: str) -> Recaptioner:
+    def of(
+        cls, output: Output, model: str | None, device: str, trust_remote_code: bool = False
+    ) -> Recaptioner:
         """Load the network that made `output`; RequestError if it is not to be had."""
-        config = config_of(output, model, device)
-        source = config.source()
+        config = replace(config_of(output, model, device), trust_remote_code=trust_remote_code)
+        try:
+            source = config.source()
+        except CheckpointError as error:
+            raise RequestError(f"--sample: {error}; name its place with --model") from error
         differences = output.record.differences(config.record(source).settings)
         if differences:
             raise RequestError(
@@ -113,11 +118,8 @@ class Recaptioner:
         return ReaderSettings(needed | fields_needed(self.config.keep))
 
 
-def recaption(
-    output: Output, join: Join, count: int, *, seed: int, model: str | None, device: str
-) -> Iterator[Recaptioned]:
+def recaption(recaptioner: Recaptioner, join: Join, count: int, seed: int) -> Iterator[Recaptioned]:
     """Yield `count` random images' rows, captioned again one by one."""
-    recaptioner = Recaptioner.of(output, model, device)
     drawn = _draw(join, count, seed)
     for place, pair in enumerate(join.pairs):
         wanted = drawn.get(place, frozenset())

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from jobs.results import Output, ShardResult, read_output
 from pipeline.errors import JobError, ShardError
 from pipeline.identity import identify
 from pipeline.job_record import JOB_FILE
-from pipeline.reader import ShardStats, read_shard
+from pipeline.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.records import Sample
 
 MAX_THREADS = 4  # hashing and reading leave the interpreter's lock alone
@@ -79,7 +79,11 @@ class _Found:
 
 
 def verify_output(
-    folder: Path, patterns: Sequence[str], threads: int = MAX_THREADS
+    folder: Path,
+    patterns: Sequence[str],
+    *,
+    threads: int = MAX_THREADS,
+    has_lenient_end: bool = False,
 ) -> Verification:
     """Read all shards and all rows; RequestError where there is nothing to hold together."""
     began = time.perf_counter()
@@ -91,8 +95,9 @@ def verify_output(
         Problem(one.paths[0].name, f"{one.num_rows:,} rows of a shard that is not in --shards", 1)
         for one in join.without_shard
     ]
+    settings = replace(NO_FIELDS, has_lenient_end=has_lenient_end)
     with ThreadPoolExecutor(threads) as pool:
-        checked = list(pool.map(lambda pair: _check_pair(output, pair), join.pairs))
+        checked = list(pool.map(lambda pair: _check_pair(output, pair, settings), join.pairs))
     for found, _ in checked:
         problems += found.problems()
     return Verification(
@@ -114,7 +119,7 @@ def _of_folder(output: Output) -> list[Problem]:
     return problems
 
 
-def _check_pair(output: Output, pair: Pair) -> tuple[_Found, ShardStats]:
+def _check_pair(output: Output, pair: Pair, settings: ReaderSettings) -> tuple[_Found, ShardStats]:
     found, stats = _Found(pair.shard.url), ShardStats()
     if not pair.result.is_done:
         found.add("not finished: its rows are in pieces")
@@ -130,7 +135,7 @@ def _check_pair(output: Output, pair: Pair) -> tuple[_Found, ShardStats]:
     try:
         if not identify(pair.shard).has_same_bytes(pair.result.identity):
             found.add("its bytes have changed since it was captioned")
-        for sample in read_shard(pair.shard, NO_FIELDS, stats=stats):
+        for sample in read_shard(pair.shard, settings, stats=stats):
             rows.check(sample, found)
     except ShardError as error:
         found.add(f"the shard cannot be read to its end: {error.detail}")

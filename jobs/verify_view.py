@@ -29,6 +29,7 @@ class SampleRequest:
     seed: int = 0
     model: str | None = None
     device: str = "auto"
+    trust_remote_code: bool = False
 
 
 @dataclass(slots=True)
@@ -62,9 +63,10 @@ def print_verification(
     stream: TextIO,
     *,
     as_json: bool,
+    has_lenient_end: bool = False,
 ) -> int:
     """Verify, print what was found, return the exit code."""
-    verification = verify_output(folder, patterns)
+    verification = verify_output(folder, patterns, has_lenient_end=has_lenient_end)
     agreement = None if sample is None else _agreement(folder, patterns, sample)
     holds = not verification.problems and (agreement is None or agreement.holds)
     if as_json:
@@ -77,14 +79,16 @@ def print_verification(
 
 
 def _agreement(folder: Path, patterns: Sequence[str], sample: SampleRequest) -> Agreement:
-    from jobs.recaption import recaption  # torch, which takes seconds, is for --sample alone
+    from jobs.recaption import (
+        Recaptioner,
+        recaption,
+    )  # torch, which takes seconds, is for --sample alone
 
     output = read_output(folder)
     join = need_shards(join_shards(output, patterns))
     agreement = Agreement()
-    rows = recaption(
-        output, join, sample.count, seed=sample.seed, model=sample.model, device=sample.device
-    )
+    recaptioner = Recaptioner.of(output, sample.model, sample.device, sample.trust_remote_code)
+    rows = recaption(recaptioner, join, sample.count, sample.seed)
     try:
         for one in rows:
             agreement.add(one)

@@ -142,6 +142,15 @@ def test_pieces_are_not_a_finished_shard(tmp_path: Path) -> None:
     assert read_output(out).shards[0].table().column("index").to_pylist() == list(range(20))
 
 
+def test_a_tar_without_its_end_is_whole_where_that_was_asked_for(tmp_path: Path) -> None:
+    shard = make_photo_shard(tmp_path / "s.tar", 3)
+    data = Path(shard).read_bytes().rstrip(b"\0")
+    Path(shard).write_bytes(data + bytes(-len(data) % 512))
+    out = make_output(tmp_path / "out", [shard], has_lenient_end=True)
+    assert [problem.count for problem in verify_output(out, [shard]).problems] == [1]
+    assert verify_output(out, [shard], has_lenient_end=True).problems == ()
+
+
 def test_several_captions_are_counted(tmp_path: Path) -> None:
     shard = make_photo_shard(tmp_path / "s.tar", 5)
     out = make_output(tmp_path / "out", [shard], sampling=several_captions())
