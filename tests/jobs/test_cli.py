@@ -237,7 +237,7 @@ def test_help_imports_nothing_heavy_and_answers_at_once(here: Path) -> None:
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
-    assert time.monotonic() - began < 3, "0.2 s where nothing else runs"
+    assert time.monotonic() - began < 10, "0.2 s where nothing else runs"
 
 
 def test_nothing_from_a_shard_reaches_the_terminal_raw(here: Path) -> None:
