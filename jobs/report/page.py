@@ -37,7 +37,7 @@ def render(template: str, title: str, **values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"shown": shown, "percent": percent}
+    environment.filters |= {"shown": shown, "percent": percent, "logprob": logprob}
     page = environment.get_template(template).render(
         title=shown(title),
         script=Markup(script),
@@ -60,6 +60,11 @@ def shown(text: object) -> str:
 def percent(share: float) -> str:
     """Return a share such as `12 %`, with a decimal where it is small."""
     return f"{share:.1%}" if 0 < share < 0.1 or 0.9 < share < 1 else f"{share:.0%}"
+
+
+def logprob(value: float) -> str:
+    """Return a mean log-probability; of very sure captions a digit more."""
+    return f"{value:.3f}" if value > -0.01 else f"{value:.2f}"
 
 
 def trusted(svg: str) -> Markup:

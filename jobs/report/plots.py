@@ -236,7 +236,7 @@ def _logprobs(facts: Facts) -> Plot:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set(xlabel="mean log-probability of a token (right: surer)", ylabel="rows")
 
-    return Plot("Confidence", f"median {median:.2g} (dashed)", draw("logprobs", paint))
+    return Plot("Confidence", f"median {median:.3g} (dashed)", draw("logprobs", paint))
 
 
 def _stacked(axes: Axes, parts: Sequence[tuple[str, npt.NDArray[Any]]], bins: Numbers) -> None:
