@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that `--help` answers at onc
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,9 @@ Exit codes:
   2   the request is wrong; nothing was captioned
   75  stopped by a signal or a time limit, all finished rows committed: start again
 """
+
+# What a disk may say at any write; a rerun goes on from what was committed.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def _version() -> str:
@@ -150,6 +154,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        _fail(f"{error.filename or 'writing'}: {error.strerror}", 1)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -7,9 +7,14 @@ with `event` "interval", and one at the end, with `event` "end".
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from pipeline.errors import JobError
 
 THROUGHPUT = "_throughput"
 MIN_SECONDS = 5.0  # in less, first calls and warm-up outweigh everything
@@ -69,9 +74,13 @@ class ThroughputLog:
     def __init__(self, out: Path, worker: str) -> None:
         """Open `OUT/_throughput/<worker>.jsonl`."""
         folder = out / THROUGHPUT
-        folder.mkdir(parents=True, exist_ok=True)
         self._worker = worker
-        self._file = (folder / f"{worker}.jsonl").open("a", encoding="utf-8")
+        self._path = folder / f"{worker}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)  # so that closing has nothing to write
+        except OSError as error:
+            raise self._failure(error) from error
 
     def write(self, snapshot: Snapshot, event: str, now: float) -> None:
         """Write one line; `now` is the time since 1970 in seconds."""
@@ -80,12 +89,22 @@ class ThroughputLog:
             for name, value in asdict(snapshot).items()
         }
         line = {"event": event, "time": round(now, 3), "worker": self._worker, **counters}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        data = (json.dumps(line) + "\n").encode()
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            raise self._failure(error) from error
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def _failure(self, error: OSError) -> JobError:
+        return JobError(f"{self._path} cannot be written: {error.strerror or error}")
 
 
 @dataclass(frozen=True, slots=True)
