@@ -1,0 +1,7 @@
+"""`python -m scripts.benchmark`."""
+
+import sys
+
+from scripts.benchmark.main import main
+
+sys.exit(main())

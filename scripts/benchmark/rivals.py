@@ -1,0 +1,118 @@
+"""Who competes: our engine first, then each rival with the settings it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pipeline.models.vlm import VisionLanguageModel
+from scripts.benchmark.checkpoint import load_ours
+from scripts.benchmark.contest import Entry
+from scripts.benchmark.ours import EngineContender, UncachedContender
+from scripts.benchmark.plain_loop import PlainLoop
+from scripts.benchmark.shapes import NetworkShape
+from scripts.benchmark.static_batches import StaticBatches
+from scripts.benchmark.transformers_rival import TransformersModel, is_installed
+
+OURS = "captionjob"
+RIVALS = ("transformers", "sorted", "plain", "plain-float32", "one", "uncached")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of a workload each gets to do; a smaller share where a contender is slow."""
+
+    images: int
+    slots: int
+    prefill: int
+    static_images: int
+    static_batches: tuple[int, ...]
+    plain_images: int
+    one_images: int
+    uncached_images: int
+
+
+class Field:
+    """All entries of one shape and dtype; networks are loaded once, when first asked for."""
+
+    def __init__(self, shape: NetworkShape, folder: Path, dtype: torch.dtype, sizes: Sizes) -> None:
+        self._shape, self._folder, self._dtype, self._sizes = shape, folder, dtype, sizes
+        self.ours = load_ours(shape, folder, dtype)
+        self._transformers: TransformersModel | None = None
+        self.skipped: list[str] = []
+
+    @property
+    def dtype_name(self) -> str:
+        """`float32` or `bfloat16`."""
+        return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def transformers(self) -> TransformersModel:
+        """The network as transformers runs it."""
+        if self._transformers is None:
+            self._transformers = TransformersModel(self._shape, self._folder, self._dtype)
+        return self._transformers
+
+    def entries(self, rivals: Sequence[str]) -> list[Entry]:
+        """Return our entry and those of the rivals named."""
+        sizes = self._sizes
+        ours = EngineContender(
+            OURS, self.ours, self._dtype, slots=sizes.slots, prefill=sizes.prefill
+        )
+        entries = [Entry(OURS, ours, sizes.images, self.dtype_name)]
+        makers: dict[str, Callable[[], list[Entry]]] = {
+            "transformers": lambda: self._static("transformers", is_sorted=False),
+            "sorted": lambda: self._static("sorted", is_sorted=True),
+            "plain": lambda: self._plain("plain", self.ours, self.dtype_name),
+            "plain-float32": self._plain_float32,
+            "one": self._one,
+            "uncached": self._uncached,
+        }
+        for rival in rivals:
+            entries += makers[rival]()
+        return entries
+
+    def _static(self, rival: str, *, is_sorted: bool) -> list[Entry]:
+        if not is_installed():
+            self.skipped.append(f"{rival}: skipped, transformers is not installed here")
+            return []
+        what = "transformers, sorted by length" if is_sorted else "transformers"
+        return [
+            Entry(
+                rival,
+                StaticBatches(
+                    f"{what}, batches of {size}",
+                    self.transformers.generate,
+                    size,
+                    is_sorted=is_sorted,
+                ),
+                self._sizes.static_images,
+                self.dtype_name,
+            )
+            for size in self._sizes.static_batches
+        ]
+
+    def _plain(self, rival: str, model: VisionLanguageModel, dtype: str) -> list[Entry]:
+        loop = PlainLoop(self._shape, model)
+        size = self._sizes.plain_images
+        name = f"plain cache loop, {dtype}, batches of {size}"
+        contender = StaticBatches(name, loop.generate, size, runs_to_maximum=True)
+        return [Entry(rival, contender, size, dtype)]
+
+    def _plain_float32(self) -> list[Entry]:
+        if self._dtype == torch.float32:
+            self.skipped.append("plain-float32: skipped, the same as plain here")
+            return []
+        model = load_ours(self._shape, self._folder, torch.float32)
+        return self._plain("plain-float32", model, "float32")
+
+    def _one(self) -> list[Entry]:
+        one = EngineContender("one image at a time", self.ours, self._dtype, slots=1, prefill=1)
+        return [Entry("one", one, self._sizes.one_images, self.dtype_name)]
+
+    def _uncached(self) -> list[Entry]:
+        uncached = UncachedContender("one at a time, without a cache", self.ours)
+        return [Entry("uncached", uncached, self._sizes.uncached_images, self.dtype_name)]
