@@ -115,22 +115,93 @@ class Output:
 
 def read_output(folder: Path) -> Output:
     """Find out what a folder holds; RequestError if captionjob did not make it."""
-    record = read_record(folder)
-    faults: list[Fault] = []
-    shards: dict[str, ShardResult] = {}
-    for path in sorted(folder.glob("*.parquet")):
-        if not path.name.startswith((".", "_")):
-            found = _result(path.stem, [path], record, faults, is_done=True)
-            if found:
-                shards[found.id] = found
-    started = folder / PROGRESS
-    for place in sorted(started.iterdir()) if started.is_dir() else []:
-        if place.name not in shards and not final_path(folder, place.name).exists():
-            pieces = piece_paths(folder, place.name)
-            found = _result(place.name, pieces, record, faults, is_done=False)
-            if found:
-                shards[found.id] = found
-    return Output(folder, record, tuple(shards.values()), tuple(faults))
+    return OutputReader(folder).read()
+
+
+@dataclass(slots=True)
+class OutputReader:
+    """Reads the same folder again and again; the footer of a file that stays is read once."""
+
+    folder: Path
+    _footers: dict[tuple[Path, int, int], _Footer] = field(default_factory=dict)
+
+    def read(self) -> Output:
+        """Find out what the folder holds now; RequestError if captionjob did not make it."""
+        folder = self.folder
+        record = read_record(folder)
+        faults: list[Fault] = []
+        shards: dict[str, ShardResult] = {}
+        for path in sorted(folder.glob("*.parquet")):
+            if not path.name.startswith((".", "_")):
+                found = self._result(path.stem, [path], record, faults, is_done=True)
+                if found:
+                    shards[found.id] = found
+        started = folder / PROGRESS
+        for place in sorted(started.iterdir()) if started.is_dir() else []:
+            if place.name not in shards and not final_path(folder, place.name).exists():
+                pieces = piece_paths(folder, place.name)
+                found = self._result(place.name, pieces, record, faults, is_done=False)
+                if found:
+                    shards[found.id] = found
+        return Output(folder, record, tuple(shards.values()), tuple(faults))
+
+    def _result(
+        self,
+        shard_id: str,
+        paths: Sequence[Path],
+        record: JobRecord,
+        faults: list[Fault],
+        *,
+        is_done: bool,
+    ) -> ShardResult | None:
+        """Look at a shard's files; those that cannot be trusted become faults."""
+        good: list[Path] = []
+        identity = None
+        num_rows = 0
+        for path in paths:
+            if is_temporary(path.name):
+                continue
+            try:
+                footer = self._footer(path)
+            except FileNotFoundError:
+                continue  # the shard was finished this moment
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                reason = f"no Parquet file of captionjob ({type(error).__name__})"
+                faults.append(Fault(path, reason))
+                continue
+            if footer.fingerprint != record.fingerprint:
+                reason = f"made with other settings ({footer.fingerprint}"
+                faults.append(Fault(path, f"{reason}, not {record.fingerprint})"))
+            elif identity is not None and footer.identity != identity:
+                faults.append(Fault(path, "a piece of another version of its shard"))
+            else:
+                identity = footer.identity
+                num_rows += footer.num_rows
+                good.append(path)
+        if identity is None:
+            return None
+        return ShardResult(shard_id, identity, tuple(good), num_rows, is_done)
+
+    def _footer(self, path: Path) -> _Footer:
+        status = path.stat()
+        stamp = (path, status.st_mtime_ns, status.st_size)
+        if stamp not in self._footers:
+            found = pq.read_metadata(path)
+            self._footers[stamp] = _Footer(
+                ShardIdentity.from_json(found.metadata[META_SHARD].decode()),
+                found.metadata[META_JOB].decode(),
+                int(found.num_rows),
+            )
+        return self._footers[stamp]
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What a file says of itself."""
+
+    identity: ShardIdentity
+    fingerprint: str
+    num_rows: int
 
 
 def read_record(folder: Path) -> JobRecord:
@@ -185,40 +256,6 @@ def row_of(values: Mapping[str, object]) -> Row:
         mean_logprob=_float(get("mean_logprob")),
         kept={name: _text(value) for name, value in values.items() if name not in _FIXED},
     )
-
-
-def _result(
-    shard_id: str, paths: Sequence[Path], record: JobRecord, faults: list[Fault], *, is_done: bool
-) -> ShardResult | None:
-    """Read the footers of a shard's files; those that cannot be trusted become faults."""
-    good: list[Path] = []
-    identity = None
-    num_rows = 0
-    for path in paths:
-        if is_temporary(path.name):
-            continue
-        try:
-            footer = pq.read_metadata(path)
-            found = ShardIdentity.from_json(footer.metadata[META_SHARD].decode())
-            fingerprint = footer.metadata[META_JOB].decode()
-        except FileNotFoundError:
-            continue  # the shard was finished this moment
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            faults.append(Fault(path, f"no Parquet file of captionjob ({type(error).__name__})"))
-            continue
-        if fingerprint != record.fingerprint:
-            faults.append(
-                Fault(path, f"made with other settings ({fingerprint}, not {record.fingerprint})")
-            )
-        elif identity is not None and found != identity:
-            faults.append(Fault(path, "a piece of another version of its shard"))
-        else:
-            identity = found
-            num_rows += int(footer.num_rows)
-            good.append(path)
-    if identity is None:
-        return None
-    return ShardResult(shard_id, identity, tuple(good), num_rows, is_done)
 
 
 def _part(table: pa.Table) -> Part:

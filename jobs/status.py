@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.alarms import COLUMNS, Alarm, bell_of
-from jobs.results import Output, ShardResult, read_output
+from jobs.alarms import COLUMNS, Alarm, AlarmBell, bell_of
+from jobs.results import Output, OutputReader, ShardResult
 from jobs.workers import Worker, read_workers
 from pipeline.errors import JobError
 from pipeline.resume import FAILED_FILE, PROGRESS
@@ -111,27 +111,44 @@ class Status:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """The rows of a shard's files by status and by error code."""
+
+    paths: tuple[Path, ...]
+    statuses: Counter[str]
+    errors: Counter[str]
+
+
 @dataclass(slots=True)
 class StatusReader:
     """Reads the same folder again and again; rows of a finished shard are counted once."""
 
     folder: Path
     patterns: Sequence[str] = ()
-    _counted: dict[tuple[Path, ...], tuple[Counter[str], Counter[str]]] = field(
-        default_factory=dict
-    )
+    _reader: OutputReader = field(init=False)
+    _counted: dict[str, _Counts] = field(default_factory=dict)
+    _bell: AlarmBell | None = None
+    _heard: set[str] = field(default_factory=set)
 
-    def read(self, *, with_alarms: bool = False) -> Status:
-        """Look at the folder now; RequestError if captionjob did not make it."""
-        output = read_output(self.folder)
+    def __post_init__(self) -> None:
+        self._reader = OutputReader(self.folder)
+
+    def read(self, *, alarms: str = "none") -> Status:
+        """Look at the folder now; RequestError if captionjob did not make it.
+
+        `alarms` are of "none", of "all" rows, or of "finished" shards: then each shard is
+        looked at once, however often this is called.
+        """
+        output = self._reader.read()
         failed = read_failed(self.folder)
         failed_ids = {one.shard for one in failed}
         pending = [shard for shard in output.shards if not shard.is_done]
         statuses, errors = Counter[str](), Counter[str]()
         for shard in output.shards:
             found = self._count(shard)
-            statuses += found[0]
-            errors += found[1]
+            statuses.update(found.statuses)
+            errors.update(found.errors)
         shards = expand_shards(self.patterns) if self.patterns else None
         return Status(
             output=output,
@@ -145,27 +162,37 @@ class StatusReader:
             statuses=statuses,
             errors=errors,
             workers=read_workers(self.folder, time.time()),
-            alarms=self._alarms(output) if with_alarms else (),
+            alarms=self._alarms(output, alarms),
         )
 
-    def _count(self, shard: ShardResult) -> tuple[Counter[str], Counter[str]]:
-        if shard.paths not in self._counted:
-            try:
-                table = shard.table(["status", "error"])
-            except JobError:  # finished, and its pieces removed, this moment
-                return Counter(), Counter()
-            statuses = Counter[str](table.column("status").to_pylist())
-            codes = [code for code in table.column("error").to_pylist() if code]
-            self._counted[shard.paths] = statuses, Counter(codes)
-        return self._counted[shard.paths]
+    def _count(self, shard: ShardResult) -> _Counts:
+        known = self._counted.get(shard.id)
+        if known is not None and known.paths == shard.paths:
+            return known
+        try:
+            table = shard.table(["status", "error"])
+        except JobError:  # finished, and its pieces removed, this moment
+            return _Counts((), Counter(), Counter())
+        codes = [code for code in table.column("error").to_pylist() if code]
+        counts = _Counts(shard.paths, Counter(table.column("status").to_pylist()), Counter(codes))
+        self._counted[shard.id] = counts
+        return counts
 
-    def _alarms(self, output: Output) -> tuple[Alarm, ...]:
-        bell = bell_of(output)
-        for shard in output.shards:
-            try:
-                bell.look(shard.table(COLUMNS))
-            except JobError:
-                continue  # as above
+    def _alarms(self, output: Output, which: str) -> tuple[Alarm, ...]:
+        if which == "none":
+            return ()
+        bell = self._bell
+        if bell is None or which == "all":
+            bell = bell_of(output)
+            self._heard.clear()
+        self._bell = bell
+        for shard in output.shards if which == "all" else output.done:
+            if shard.id not in self._heard:
+                try:
+                    bell.look(shard.table(COLUMNS))
+                except JobError:
+                    continue  # as above
+                self._heard.add(shard.id)
         return bell.alarms()
 
 

@@ -43,7 +43,7 @@ def watch(reader: StatusReader, stream: TextIO, seconds: float, max_looks: int =
     num_looks = 0
     while True:
         num_looks += 1
-        status = reader.read(with_alarms=True)
+        status = reader.read(alarms="finished")
         text = "\n".join(status_lines(status))
         if is_live:
             clock = time.strftime("%H:%M:%S")
@@ -73,7 +73,7 @@ def print_status(
         with contextlib.suppress(KeyboardInterrupt):  # the way to end a view of a live job
             watch(reader, stream, seconds)
         return
-    status = reader.read(with_alarms=True)
+    status = reader.read(alarms="all")
     if as_json:
         print(status.to_json(), file=stream)
     else:

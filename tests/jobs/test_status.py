@@ -33,7 +33,7 @@ def write_lines(out: Path, worker: str, *lines: tuple[str, float, Snapshot]) -> 
 
 
 def test_a_finished_job(hostile_job: Job) -> None:
-    status = StatusReader(hostile_job.out, hostile_job.shards).read(with_alarms=True)
+    status = StatusReader(hostile_job.out, hostile_job.shards).read(alarms="all")
     assert (status.num_shards, status.num_done, status.num_to_do) == (2, 2, 0)
     assert status.num_rows == status.num_total == 34
     assert status.errors == {"truncated": 1, "empty": 1} or sum(status.errors.values()) == 2
@@ -123,7 +123,7 @@ def test_status_of_a_running_job(tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if (tmp_path / "out" / "_progress").is_dir():
-                status = StatusReader(tmp_path / "out", [shard]).read(with_alarms=True)
+                status = StatusReader(tmp_path / "out", [shard]).read(alarms="all")
                 if status.num_pending_rows:
                     break
             time.sleep(0.05)
@@ -133,6 +133,16 @@ def test_status_of_a_running_job(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_watching_counts_each_finished_shard_once(own_job: Job) -> None:
+    reader = StatusReader(own_job.out, own_job.shards)
+    first = [reader.read(alarms="finished") for _ in range(3)]
+    assert len({str(status.alarms) for status in first}) == 1
+    for path in own_job.out.glob("second-*.parquet"):
+        path.unlink()
+    again = reader.read()
+    assert (again.num_rows, sum(again.statuses.values())) == (14, 14)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
