@@ -12,8 +12,8 @@ upright (EXIF orientation applied), in sRGB (ICC applied), opaque (on `backgroun
 deep; of an animation the first frame. `pipeline.colours` has the rules for the pixels.
 
 Pillow's global switches stay as they are, with two exceptions, both safe between threads: its
-warnings are ignored while pictures are opened here, for each is told as an error or a note; and
-its own pixel limit is raised, never lowered, if `max_pixels` is above it.
+warnings and libtiff's messages are silenced once pictures are opened here, for each is told as an
+error or a note; and its own pixel limit is raised, never lowered, if `max_pixels` is above it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import warnings
 from dataclasses import dataclass
-from functools import lru_cache
 
 from PIL import Image, ImageColor, ImageFile, UnidentifiedImageError
 
 from pipeline.colours import orientation_of, to_rgb, upright
+from pipeline.decoders import prepare_pillow, register_formats
 from pipeline.errors import RequestError, SampleError
 from pipeline.formats import sniff, sniff_foreign, webp_size
 from pipeline.pixel_room import Claim, bytes_to_open, claim_nothing
@@ -39,7 +38,6 @@ MAX_DETAIL = 200
 WEBP_CANVAS_BYTES = 8  # for each pixel: the frame and the one before, in RGBA
 MIN_SHOWN = 0.02  # of a cut picture: less is nothing to caption
 
-_PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 # What decoders say, in many words, of data that ends too early.
 _CUT = re.compile(r"truncat|not enough|premature|incomplete|unexpected end|eof", re.IGNORECASE)
 
@@ -89,7 +87,7 @@ def open_image(
     settings = settings or ImageSettings()
     if not data:
         raise SampleError("empty", "the member holds no bytes")
-    _prepare_pillow(settings.max_pixels)
+    prepare_pillow(settings.max_pixels)
     try:
         image, note = _decode(data, settings, claim)
         picture = upright(to_rgb(image, settings.background_rgb), orientation_of(image))
@@ -119,7 +117,7 @@ def facts_of(data: bytes) -> ImageFacts:
     if not data:
         return ImageFacts()
     width = height = 0
-    _prepare_pillow(0)
+    prepare_pillow(0)
     try:
         if sniff(data) == "WEBP":
             width, height = webp_size(data)
@@ -162,7 +160,7 @@ def _open_header(data: bytes, max_pixels: int, claim: Claim = claim_nothing) -> 
         size = webp_size(data)
         _check_size(size, max_pixels)
         claim(size[0] * size[1] * WEBP_CANVAS_BYTES)
-    _register_formats()
+    register_formats()
     if name not in Image.OPEN:
         hint = ": pip install 'captionjob[heif]'" if name == "HEIF" else " with this Pillow"
         raise SampleError("unsupported", f"{name} cannot be opened here{hint}")
@@ -220,22 +218,3 @@ def _detail(error: Exception) -> str:
     """Say an exception in one line, with no address of an object in it."""
     text = " ".join(str(error).split()) or type(error).__name__
     return re.sub(r" at 0x[0-9a-f]+", "", text)[:MAX_DETAIL]
-
-
-def _prepare_pillow(max_pixels: int) -> None:
-    """Silence Pillow's warnings (`catch_warnings` is not safe between threads); raise its limit."""
-    if _PILLOW_WARNINGS not in warnings.filters:
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-    if Image.MAX_IMAGE_PIXELS is not None and max_pixels > MAX_PIXELS:
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
-
-
-@lru_cache(maxsize=1)
-def _register_formats() -> None:
-    """Let Pillow know all its formats, and HEIF if the plug-in is there."""
-    Image.init()
-    try:
-        import pillow_heif
-    except ImportError:
-        return
-    pillow_heif.register_heif_opener()
