@@ -115,7 +115,9 @@ def _speed(timeline: Timeline) -> Plot:
         axes.set(xlabel=unit, ylabel="images/s", ylim=(0, None))
         axes.margins(x=0)
 
-    mean = timeline.total.images / max(1e-9, _run_seconds(timeline))
+    mean = timeline.total.images_per_second
+    if timeline.num_workers > 1:
+        mean = timeline.total.images / max(1e-9, _run_seconds(timeline))
     peak = float(np.nanmax(timeline.images_per_second, initial=0))
     return Plot(
         "Images a second",

@@ -58,15 +58,15 @@ def _steps(lines: Sequence[Line]) -> list[tuple[float, float, dict[str, float]]]
     """Return what was done between one line and the next: begin, end and counts."""
     if not lines:
         return []
-    first = Line(lines[0].time - lines[0].snapshot.seconds, False, Snapshot())
+    # The worker's own clock: a line is written some time after its numbers were read.
+    begin = lines[-1].time - lines[-1].snapshot.seconds
     found = []
-    for before, after in pairwise([first, *lines]):
-        if after.time > before.time:
+    for before, after in pairwise([Snapshot(), *(line.snapshot for line in lines)]):
+        if after.seconds > before.seconds:
             counts = {
-                name: max(0.0, getattr(after.snapshot, name) - getattr(before.snapshot, name))
-                for name in _COUNTERS
+                name: max(0.0, getattr(after, name) - getattr(before, name)) for name in _COUNTERS
             }
-            found.append((before.time, after.time, counts))
+            found.append((begin + before.seconds, begin + after.seconds, counts))
     return found
 
 
