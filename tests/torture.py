@@ -9,12 +9,15 @@ name must be complete.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import random
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -192,3 +195,20 @@ def torture(folder: Path, num_kills: int, seed: int, num_captions: int = 1) -> T
         f"compared in {seconds:.0f} s; exits {dict(tally.ended)}; {len(tally.faults)} faults"
     )
     return tally
+
+
+def main() -> int:
+    """Read the command line, run, print the faults."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num-captions", type=int, default=1)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        tally = torture(Path(folder) / "torture", asked.kills, asked.seed, asked.num_captions)
+    print("\n".join(tally.faults))
+    return int(bool(tally.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
