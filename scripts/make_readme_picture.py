@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from PIL import Image, ImageDraw, ImageFont
 
-ROOT = Path(__file__).resolve().parent.parent
 from pipeline.errors import SampleError
 from pipeline.images import ImageSettings, open_sample
 from pipeline.reader import read_shard
 from pipeline.records import Sample
 from pipeline.shards import expand_shards
 
+ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = (
     *("astronaut.jpg", "panda.jpg", "coffee.png", "cameraman.png"),
     *("crocodile.webp", "louvre.jpg", "screwdriver.jpg", "cut-off.jpg"),
