@@ -10,7 +10,8 @@ import pyarrow as pa
 from jobs.corrections import Correction, RowKey, key_of, latest_corrections
 from jobs.export.filters import Filters
 from jobs.joining import NO_FIELDS, Join, Pair, joined_rows
-from jobs.results import Output, rows_of
+from jobs.results import Output
+from jobs.rows import rows_of
 from pipeline.errors import RequestError
 from pipeline.reader import ReaderSettings
 from pipeline.records import Row, Sample, Shard

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from jobs.joining import Pair
 from jobs.report.gather import Facts
-from jobs.results import Output, ShardResult, rows_of
+from jobs.results import Output, ShardResult
+from jobs.rows import rows_of
 from pipeline.records import STATUSES, Row
 
 KINDS = ("failed", "least confident", "repeated", "longest", "shortest", "random")
