@@ -66,7 +66,7 @@ class Compared:
         ]
         if a.num_logprobs or b.num_logprobs:
             means = [
-                f"{side.sum_logprob / side.num_logprobs:.3f}" if side.num_logprobs else "-"
+                f"{side.sum_logprob / side.num_logprobs:.3g}" if side.num_logprobs else "-"
                 for side in (a, b)
             ]
             rows.append(("mean logprob", means[0], means[1]))
