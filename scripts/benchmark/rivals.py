@@ -9,16 +9,27 @@ from pathlib import Path
 import torch
 
 from pipeline.models.vlm import VisionLanguageModel
-from scripts.benchmark.checkpoint import load_ours
+from scripts.benchmark.checkpoint import load_ours, write_checkpoint
 from scripts.benchmark.contest import Entry
+from scripts.benchmark.openvino_rival import NotAvailable, OpenVINO
 from scripts.benchmark.ours import EngineContender, UncachedContender
 from scripts.benchmark.plain_loop import PlainLoop
 from scripts.benchmark.shapes import NetworkShape
-from scripts.benchmark.static_batches import StaticBatches
+from scripts.benchmark.static_batches import StaticBatches, timed
 from scripts.benchmark.transformers_rival import TransformersModel, is_installed
+from scripts.benchmark.workload import make_workload
 
 OURS = "captionjob"
-RIVALS = ("transformers", "sorted", "plain", "plain-float32", "one", "uncached")
+RIVALS = (
+    "transformers",
+    "sorted",
+    "plain",
+    "plain-float32",
+    "one",
+    "uncached",
+    "openvino",
+    "openvino-int8",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +49,12 @@ class Sizes:
 class Field:
     """All entries of one shape and dtype; networks are loaded once, when first asked for."""
 
-    def __init__(self, shape: NetworkShape, folder: Path, dtype: torch.dtype, sizes: Sizes) -> None:
-        self._shape, self._folder, self._dtype, self._sizes = shape, folder, dtype, sizes
+    def __init__(self, shape: NetworkShape, work: Path, dtype: torch.dtype, sizes: Sizes) -> None:
+        self._shape, self._work, self._dtype, self._sizes = shape, work, dtype, sizes
+        folder = self._folder = write_checkpoint(shape, work)
         self.ours = load_ours(shape, folder, dtype)
         self._transformers: TransformersModel | None = None
+        self._workers: list[OpenVINO] = []
         self.skipped: list[str] = []
 
     @property
@@ -70,6 +83,8 @@ class Field:
             "plain-float32": self._plain_float32,
             "one": self._one,
             "uncached": self._uncached,
+            "openvino": lambda: self._openvino("openvino"),
+            "openvino-int8": lambda: self._openvino("openvino-int8"),
         }
         for rival in rivals:
             entries += makers[rival]()
@@ -85,7 +100,7 @@ class Field:
                 rival,
                 StaticBatches(
                     f"{what}, batches of {size}",
-                    self.transformers.generate,
+                    timed(self.transformers.generate),
                     size,
                     is_sorted=is_sorted,
                 ),
@@ -99,7 +114,7 @@ class Field:
         loop = PlainLoop(self._shape, model)
         size = self._sizes.plain_images
         name = f"plain cache loop, {dtype}, batches of {size}"
-        contender = StaticBatches(name, loop.generate, size, runs_to_maximum=True)
+        contender = StaticBatches(name, timed(loop.generate), size, runs_to_maximum=True)
         return [Entry(rival, contender, size, dtype)]
 
     def _plain_float32(self) -> list[Entry]:
@@ -116,3 +131,30 @@ class Field:
     def _uncached(self) -> list[Entry]:
         uncached = UncachedContender("one at a time, without a cache", self.ours)
         return [Entry("uncached", uncached, self._sizes.uncached_images, self.dtype_name)]
+
+    def _openvino(self, rival: str) -> list[Entry]:
+        is_int8 = rival.endswith("int8")
+        calibration = make_workload(self._shape, 8, is_skewed=True, seed=1) if is_int8 else None
+        try:
+            worker = OpenVINO(
+                self._shape, self._folder, self._dtype, self._work, calibration=calibration
+            )
+        except NotAvailable as reason:
+            self.skipped.append(f"{rival}: skipped, {reason}")
+            return []
+        self._workers.append(worker)
+        what = "OpenVINO, 8 bit" if is_int8 else "OpenVINO"
+        return [
+            Entry(
+                rival,
+                StaticBatches(f"{what}, batches of {size}", worker.generate, size),
+                self._sizes.static_images,
+                "int8" if is_int8 else self.dtype_name,
+            )
+            for size in self._sizes.static_batches
+        ]
+
+    def close(self) -> None:
+        """End the processes of rivals."""
+        for worker in self._workers:
+            worker.close()

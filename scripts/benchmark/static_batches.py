@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from scripts.benchmark.clock import now
 from scripts.benchmark.workload import Outcome, Workload
+
+Generated = tuple[dict[int, tuple[int, ...]], float]
+
+
+def timed(
+    generate: Callable[[Workload], dict[int, tuple[int, ...]]],
+) -> Callable[[Workload], Generated]:
+    """Measure a `generate` of this process."""
+
+    def measured(batch: Workload) -> Generated:
+        began = now()
+        tokens = generate(batch)
+        return tokens, now() - began
+
+    return measured
 
 
 class StaticBatches:
@@ -18,7 +33,7 @@ class StaticBatches:
     def __init__(
         self,
         name: str,
-        generate: Callable[[Workload], dict[int, tuple[int, ...]]],
+        generate: Callable[[Workload], Generated],
         batch_size: int,
         *,
         is_sorted: bool = False,
@@ -36,19 +51,17 @@ class StaticBatches:
         if self._is_sorted:
             order.sort(key=workload.lengths.__getitem__)
         tokens: dict[int, tuple[int, ...]] = {}
-        began = time.perf_counter()
+        seconds = 0.0
         busy = steps = padding = columns = 0
         for start in range(0, len(order), self._batch_size):
             batch = workload.pick(order[start : start + self._batch_size])
-            tokens |= self._generate(batch)
+            answers, its_seconds = self._generate(batch)
+            tokens |= answers
+            seconds += its_seconds
             busy += batch.num_tokens
             longest = batch.max_new_tokens if self._runs_to_maximum else max(batch.lengths)
             steps += longest * len(batch)
             lengths = [len(request.prompt_ids) for request in batch.requests]
             padding += max(lengths) * len(lengths) - sum(lengths)
             columns += max(lengths) * len(lengths)
-        seconds = time.perf_counter() - began
         return Outcome(tokens, seconds, {"padding": padding / columns, "slots_busy": busy / steps})
-
-    def close(self) -> None:
-        """Hold nothing of its own."""

@@ -78,10 +78,6 @@ class Contender(Protocol):
         """Answer every request."""
         ...
 
-    def close(self) -> None:
-        """Give memory and processes back."""
-        ...
-
 
 def make_workload(
     shape: NetworkShape, num_images: int, *, is_skewed: bool, seed: int = 0
