@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pipeline.backends.native_source import NativeSource
 from pipeline.backends.placement import Placement
@@ -22,11 +20,9 @@ from pipeline.checkpoints import (
 from pipeline.errors import CheckpointError
 from pipeline.models.language import DecoderSpec
 from pipeline.models.stored import WeightFiles, read_config, weights_sha256
-from pipeline.models.vlm import CaptionModel
+from pipeline.models.vlm import CaptionModel, VisionLanguageModel
+from pipeline.models.weights import Layout, check_weights, load_weights
 from pipeline.processors.processor import Processor
-
-if TYPE_CHECKING:
-    import torch
 
 NATIVE = (NANOVLM, IDEFICS3, LLAVA)
 
@@ -115,11 +111,13 @@ def _decoder_spec(folder: CheckpointFolder, family: Family) -> DecoderSpec:
 def _native_source(
     folder: CheckpointFolder, family: Family, placement: Placement, system: str | None
 ) -> NativeSource:
-    _decoder_spec(folder, family)
+    check_weights(*_blank(folder, family), folder.path)
     checksum = weights_sha256(folder.path)
 
     def build(where: Placement) -> CaptionModel:
-        return _loader(family)(folder, where.dtype, where.device)
+        model, layout = _blank(folder, family)
+        load_weights(model, layout, folder.path, where.dtype, where.device)
+        return model
 
     return NativeSource(
         name=folder.name,
@@ -131,20 +129,19 @@ def _native_source(
     )
 
 
-def _loader(
-    family: Family,
-) -> Callable[[CheckpointFolder, torch.dtype, torch.device], CaptionModel]:
+def _blank(folder: CheckpointFolder, family: Family) -> tuple[VisionLanguageModel, Layout]:
+    """Build a family's network without its weights, and say what fills it."""
     if family is NANOVLM:
-        from pipeline.models.nanovlm import load_nanovlm
+        from pipeline.models.nanovlm import blank_nanovlm
 
-        return lambda folder, dtype, device: load_nanovlm(folder.path, dtype, device)
+        return blank_nanovlm(folder.path)
     if family is IDEFICS3:
-        from pipeline.models.idefics3 import load_idefics3
+        from pipeline.models.idefics3 import blank_idefics3
 
-        return lambda folder, dtype, device: load_idefics3(folder.path, dtype, device)
-    from pipeline.models.llava import load_llava
+        return blank_idefics3(folder.path)
+    from pipeline.models.llava import blank_llava
 
-    return lambda folder, dtype, device: load_llava(folder.path, dtype, device)
+    return blank_llava(folder.path)
 
 
 def _processor(folder: CheckpointFolder, family: Family, system: str | None) -> Processor:

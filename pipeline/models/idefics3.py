@@ -97,11 +97,17 @@ def weight_layout(spec: Idefics3Spec) -> Layout:
     )
 
 
-def load_idefics3(folder: Path, dtype: torch.dtype, device: torch.device) -> Idefics3:
-    """Load a checkpoint's folder in evaluation mode."""
+def blank_idefics3(folder: Path) -> tuple[Idefics3, Layout]:
+    """Build the network that a folder's config describes, unfilled, and say what fills it."""
     spec = Idefics3Spec.from_config(read_config(folder))
     scale = PixelScale.from_config(read_image_config(folder), mean=(0.5,) * 3, std=(0.5,) * 3)
     with unfilled():
         model = Idefics3(spec, scale)
-    load_weights(model, weight_layout(spec), folder, dtype, device)
-    return model.eval()
+    return model.eval(), weight_layout(spec)
+
+
+def load_idefics3(folder: Path, dtype: torch.dtype, device: torch.device) -> Idefics3:
+    """Load a checkpoint's folder in evaluation mode."""
+    model, layout = blank_idefics3(folder)
+    load_weights(model, layout, folder, dtype, device)
+    return model

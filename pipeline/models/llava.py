@@ -152,14 +152,20 @@ def weight_layout(spec: LlavaSpec) -> Layout:
     return Layout(sources, _RENAMES, tuple(ignored))
 
 
-def load_llava(folder: Path, dtype: torch.dtype, device: torch.device) -> Llava:
-    """Load a checkpoint's folder in evaluation mode."""
+def blank_llava(folder: Path) -> tuple[Llava, Layout]:
+    """Build the network that a folder's config describes, unfilled, and say what fills it."""
     spec = LlavaSpec.from_config(read_config(folder))
     scale = llava_scale(read_image_config(folder))
     with unfilled():
         model = Llava(spec, scale)
-    load_weights(model, weight_layout(spec), folder, dtype, device)
-    return model.eval()
+    return model.eval(), weight_layout(spec)
+
+
+def load_llava(folder: Path, dtype: torch.dtype, device: torch.device) -> Llava:
+    """Load a checkpoint's folder in evaluation mode."""
+    model, layout = blank_llava(folder)
+    load_weights(model, layout, folder, dtype, device)
+    return model
 
 
 def llava_scale(config: Config) -> PixelScale:

@@ -231,13 +231,19 @@ def _decoder_block(spec: DecoderSpec, layer: int) -> dict[str, tuple[Source, ...
     }
 
 
-def load_nanovlm(folder: Path, dtype: torch.dtype, device: torch.device) -> NanoVLM:
-    """Load a checkpoint's folder in evaluation mode."""
+def blank_nanovlm(folder: Path) -> tuple[NanoVLM, Layout]:
+    """Build the network that a folder's config describes, unfilled, and say what fills it."""
     spec = NanoVLMSpec.from_config(read_config(folder))
     with unfilled():
         model = NanoVLM(spec)
-    load_weights(model, weight_layout(spec), folder, dtype, device)
-    return model.eval()
+    return model.eval(), weight_layout(spec)
+
+
+def load_nanovlm(folder: Path, dtype: torch.dtype, device: torch.device) -> NanoVLM:
+    """Load a checkpoint's folder in evaluation mode."""
+    model, layout = blank_nanovlm(folder)
+    load_weights(model, layout, folder, dtype, device)
+    return model
 
 
 def filter_as_upstream(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -107,6 +107,11 @@ def load_weights(
         owner.register_parameter(leaf, nn.Parameter(parameter, requires_grad=False))
 
 
+def check_weights(model: nn.Module, layout: Layout, folder: Path) -> None:
+    """Raise what `load_weights` would raise, reading headers alone."""
+    _plan(model, layout, WeightFiles.find(folder))
+
+
 def _plan(
     model: nn.Module, layout: Layout, stored: WeightFiles
 ) -> dict[str, tuple[StoredTensor, ...]]:

@@ -86,6 +86,7 @@ class TinyIdefics3:
     shard_size: str = "5GB"
     image: Mapping[str, Any] = field(default_factory=dict)
     text: Mapping[str, Any] = field(default_factory=dict)
+    vision: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Save the network and its processor as the library does."""
@@ -117,6 +118,7 @@ class TinyIdefics3:
             "num_attention_heads": self.vision_heads,
             "image_size": self.image_size,
             "patch_size": self.patch,
+            **self.vision,
         }
         text = {
             "model_type": "llama",
