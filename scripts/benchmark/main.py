@@ -16,11 +16,12 @@ import torch
 from pipeline.backends.placement import choose_dtype
 from scripts.benchmark import report
 from scripts.benchmark.clock import CLOCKS, choose_clock
-from scripts.benchmark.contest import agreement, compete, ratio
 from scripts.benchmark.default_model import measure_run
-from scripts.benchmark.rivals import RIVALS, Field, Sizes
+from scripts.benchmark.exactness import check_float32
+from scripts.benchmark.match import Plan, play
+from scripts.benchmark.rivals import RIVALS, Sizes
 from scripts.benchmark.shapes import SHAPES
-from scripts.benchmark.workload import make_workload
+from scripts.benchmark.stages import overhead
 
 CONTESTS = {
     "nanovlm-skewed": ("nanovlm-222m", True),
@@ -29,10 +30,10 @@ CONTESTS = {
     "smolvlm-one-length": ("smolvlm-256m", False),
     "tiny": ("tiny-smolvlm", True),
 }
-WORKLOADS = (*CONTESTS, "default")
+WORKLOADS = ("overhead", "exact", *CONTESTS, "default")
 FULL = Sizes(256, 64, 16, 96, (8, 16, 32), 8, 16, 4)
 QUICK = Sizes(96, 32, 16, 32, (16,), 8, 6, 2)
-QUICK_WORKLOADS = ("nanovlm-skewed", "smolvlm-skewed", "default")
+QUICK_WORKLOADS = ("overhead", "exact", "nanovlm-skewed", "smolvlm-skewed", "default")
 QUICK_RIVALS = {"smolvlm-skewed": ("transformers", "sorted")}
 
 
@@ -42,57 +43,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(chosen.threads)
     choose_clock(chosen.clock)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    results: dict[str, object] = {}
+    values: dict[str, object] = {}
     ratios: dict[str, dict[str, float]] = {}
     wrong: list[str] = []
     for name in chosen.workload:
         print(f"\n== {name} ==", flush=True)
-        if name == "default":
-            results[name] = _default(chosen)
+        if name in CONTESTS:
+            shape_name, is_skewed = CONTESTS[name]
+            plan = _plan(name, chosen)
+            result = play(SHAPES[shape_name], plan, is_skewed=is_skewed, tell=_tell)
+            values[name], ratios[name] = result.values, result.ratios
+            wrong += result.wrong
+        elif name == "exact":
+            values[name] = _exact(chosen, wrong)
         else:
-            results[name], ratios[name] = _contest(name, chosen, wrong)
-    for line in wrong:
-        print(line)
+            values[name] = _default(chosen) if name == "default" else _overhead()
+    print("\n".join(["", *wrong]))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {chosen.threads} threads"
-    print(json.dumps({"machine": machine, "torch": torch.__version__, **results, "ratios": ratios}))
+    print(json.dumps({"machine": machine, "torch": torch.__version__, **values, "ratios": ratios}))
     return 1 if wrong else 0
 
 
-def _contest(
-    name: str, chosen: argparse.Namespace, wrong: list[str]
-) -> tuple[dict[str, object], dict[str, float]]:
-    shape_name, is_skewed = CONTESTS[name]
-    shape = SHAPES[shape_name]
-    dtype = choose_dtype(chosen.dtype, torch.device("cpu"))
-    field = Field(shape, chosen.work, dtype, chosen.sizes)
-    workload = make_workload(shape, chosen.sizes.images, is_skewed=is_skewed)
+def _plan(name: str, chosen: argparse.Namespace) -> Plan:
     rivals = QUICK_RIVALS.get(name, RIVALS) if chosen.quick else RIVALS
-    entries = field.entries(chosen.rivals or rivals)
-    try:
-        standings = compete(workload, entries, chosen.rounds, _tell)
-    finally:
-        field.close()
-    ours = standings[0]
-    assert ours.outcome is not None
-    lengths = sorted(workload.lengths)
-    print(
-        f"{shape.name}, {field.dtype_name}, {len(workload)} images, captions of "
-        f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), "
-        f"{chosen.sizes.slots} slots, medians of {chosen.rounds}"
+    is_large = SHAPES[CONTESTS[name][0]].vision.image_size > 256
+    return Plan(
+        work=chosen.work,
+        dtype=choose_dtype(chosen.dtype, torch.device("cpu")),
+        sizes=chosen.sizes,
+        rivals=chosen.rivals or rivals,
+        num_rounds=chosen.rounds,
+        step_rows=(1, 8, 32) if chosen.quick else (1, 8, 32, 64),
+        vision_images=(1, 4) if is_large and chosen.quick else (1, 8, 32),
     )
-    lines = [*report.contest_table(standings), report.shares_line(ours), *field.skipped]
-    print("\n".join(lines))
-    for standing in standings:
-        assert standing.outcome is not None
-        same = agreement(ours.outcome, standing.outcome)
-        is_exact = same.num_equal_rows == same.num_rows
-        if standing.entry.dtype == field.dtype_name == "float32" and not is_exact:
-            wrong.append(f"WRONG: {name}: {standing.entry.contender.name}: tokens differ")
-        if standing.entry.dtype != "int8" and same.num_equal_lengths != same.num_rows:
-            wrong.append(f"WRONG: {name}: {standing.entry.contender.name}: lengths differ")
-    ratios = {s.entry.rival: round(ratio(ours, s), 2) for s in standings[1:]}
-    rates = {s.entry.contender.name: round(s.rate, 3) for s in standings}
-    return {"images_per_second": rates, "dtype": field.dtype_name, **ours.outcome.counts}, ratios
+
+
+def _exact(chosen: argparse.Namespace, wrong: list[str]) -> dict[str, object]:
+    """Compare tokens in float32: of all networks, or quickly of the tiny ones."""
+    names = [name for name in SHAPES if name.startswith("tiny") or not chosen.quick]
+    for name in names:
+        found = check_float32(SHAPES[name], chosen.work, chosen.rivals or RIVALS)
+        print(f"{name}, float32: {'as follows' if found else 'every contender has our tokens'}")
+        print("\n".join(found), end="\n" if found else "")
+        wrong += found
+    return {"shapes": names}
+
+
+def _overhead() -> dict[str, object]:
+    """Measure what a step of 64 slots costs outside the network."""
+    result = {f"vocabulary of {size}": round(1000 * overhead(size), 3) for size in (256, 49_152)}
+    print("milliseconds of a step of 64 slots that are not the network's:")
+    print("\n".join(report.facts(result.items())))
+    return dict(result)
 
 
 def _default(chosen: argparse.Namespace) -> dict[str, float]:
@@ -136,7 +138,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         min(images, sizes.uncached_images),
     )
     chosen.rounds = chosen.rounds or (1 if chosen.quick else 3)
-    chosen.workload = chosen.workload or (QUICK_WORKLOADS if chosen.quick else WORKLOADS)
+    everything = tuple(name for name in WORKLOADS if name != "tiny")
+    chosen.workload = chosen.workload or (QUICK_WORKLOADS if chosen.quick else everything)
     return chosen
 
 

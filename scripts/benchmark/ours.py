@@ -144,12 +144,14 @@ class UncachedContender:
         (features,) = self._model.encode_images([request.images])
         ids: list[int] = []
         while len(ids) < workload.max_new_tokens and EOS_ID not in ids[-1:]:
-            logits = self._logits([*request.prompt_ids, *ids], features)
+            logits = uncached_logits(self._model, [*request.prompt_ids, *ids], features)
             ids.append(int(logits.argmax()))
         return tuple(ids)
 
-    def _logits(self, prefix: list[int], features: Tensor) -> Tensor:
-        length = len(prefix)
-        mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-        positions = torch.arange(length)[None]
-        return self._model.next_logits(torch.tensor([prefix]), features, positions, mask, None)
+
+def uncached_logits(model: CaptionModel, prefix: list[int], features: Tensor) -> Tensor:
+    """Return the logits `[1, V]` that follow a prefix, all of it run anew."""
+    length = len(prefix)
+    mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    positions = torch.arange(length)[None]
+    return model.next_logits(torch.tensor([prefix]), features, positions, mask, None)

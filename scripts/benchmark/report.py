@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scripts.benchmark.contest import Standing, agreement, ratio
 
@@ -38,6 +38,16 @@ def shares_line(standing: Standing) -> str:
         f"captionjob's time: {', '.join(parts)}, waiting {counts['waiting_share']:.1%}; "
         f"{counts['decode_steps']:.0f} decode steps of {counts['decode_step_ms']:.1f} ms"
     )
+
+
+def stage_table(alone: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Write milliseconds of stages alone, a line a stage and a column a contender."""
+    names = list(dict.fromkeys(name for times in alone.values() for name in times))
+    lines = [f"{'milliseconds, stages alone':<28}" + "".join(f"{name:>16}" for name in names)]
+    for stage, times in alone.items():
+        cells = (f"{times[name]:>16.1f}" if name in times else f"{'-':>16}" for name in names)
+        lines.append(f"{stage:<28}" + "".join(cells))
+    return lines
 
 
 def facts(values: Iterable[tuple[str, object]]) -> list[str]:

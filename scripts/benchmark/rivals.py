@@ -54,7 +54,7 @@ class Field:
         folder = self._folder = write_checkpoint(shape, work)
         self.ours = load_ours(shape, folder, dtype)
         self._transformers: TransformersModel | None = None
-        self._workers: list[OpenVINO] = []
+        self.workers: dict[str, OpenVINO] = {}
         self.skipped: list[str] = []
 
     @property
@@ -68,6 +68,10 @@ class Field:
         if self._transformers is None:
             self._transformers = TransformersModel(self._shape, self._folder, self._dtype)
         return self._transformers
+
+    def has_transformers(self, rivals: Sequence[str]) -> bool:
+        """True if transformers is installed, and asked for."""
+        return is_installed() and bool({"transformers", "sorted"} & set(rivals))
 
     def entries(self, rivals: Sequence[str]) -> list[Entry]:
         """Return our entry and those of the rivals named."""
@@ -142,7 +146,7 @@ class Field:
         except NotAvailable as reason:
             self.skipped.append(f"{rival}: skipped, {reason}")
             return []
-        self._workers.append(worker)
+        self.workers[rival] = worker
         what = "OpenVINO, 8 bit" if is_int8 else "OpenVINO"
         return [
             Entry(
@@ -156,5 +160,5 @@ class Field:
 
     def close(self) -> None:
         """End the processes of rivals."""
-        for worker in self._workers:
+        for worker in self.workers.values():
             worker.close()

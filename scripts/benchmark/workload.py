@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Protocol
 
@@ -59,6 +59,18 @@ class Workload:
             self.max_new_tokens,
         )
 
+    def renumbered(self) -> Workload:
+        """Return the same requests with indices that count from 0."""
+        requests = tuple(
+            replace(request, ref=replace(request.ref, index=index))
+            for index, request in enumerate(self.requests)
+        )
+        return replace(self, requests=requests)
+
+    def shortened(self, max_new_tokens: int) -> Workload:
+        """Return the same requests with another greatest length."""
+        return replace(self, max_new_tokens=max_new_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -86,7 +98,7 @@ def make_workload(
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     longest = min(MAX_NEW_TOKENS, shape.ladder.steps)
-    lengths = skewed_lengths(num_images, longest) if is_skewed else [64 % longest] * num_images
+    lengths = skewed_lengths(num_images, longest) if is_skewed else [min(64, longest)] * num_images
     rng.shuffle(lengths)
     side = shape.vision.image_size
     requests = []
