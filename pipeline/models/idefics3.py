@@ -38,10 +38,11 @@ class Idefics3Spec:
     @classmethod
     def from_config(cls, config: Config) -> Idefics3Spec:
         """Read config.json; missing keys have the defaults of transformers' config classes."""
-        is_tied = config.flag("tie_word_embeddings", False)
+        text = config.section("text_config")
+        is_tied = config.flag("tie_word_embeddings", text.flag("tie_word_embeddings", False))
         return cls(
             vision=_vision_spec(config.section("vision_config")),
-            decoder=decoder_spec(config.section("text_config"), is_head_tied=is_tied),
+            decoder=decoder_spec(text, is_head_tied=is_tied),
             shuffle_factor=config.integer("scale_factor", 2),
             image_token_id=config.integer("image_token_id", 128_257),
         )

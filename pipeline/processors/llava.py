@@ -59,6 +59,11 @@ class SquareRules:
             resample=config.integer("resample", Resampling.BICUBIC),
         )
 
+    @property
+    def final_size(self) -> tuple[int, int] | None:
+        """Width and height of every picture; None where they differ from one to the next."""
+        return self.crop or self.exact_size
+
     def apply(self, image: Image.Image) -> Image.Image:
         """Return the picture as the vision tower wants it."""
         if self.padding is not None and image.width != image.height:
@@ -118,6 +123,12 @@ class LlavaProcessor:
         config = read_config(folder)
         self._spec = LlavaSpec.from_config(config)
         self._rules = SquareRules.from_config(read_image_config(folder))
+        side = self._spec.vision.image_size
+        if self._rules.final_size != (side, side):
+            raise CheckpointError(
+                f"{folder}: pictures become {self._rules.final_size or 'of any size'}; "
+                f"the vision tower wants {(side, side)}"
+            )
         self._place = read_optional(folder, "processor_config.json").text("image_token", "<image>")
         self._tokenizer = TextTokenizer.load(folder)
         found = self._tokenizer.wanted_id(self._place)

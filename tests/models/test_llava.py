@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,15 @@ def test_what_we_do_not_run_is_named(pair: Pair, change: dict[str, object], mess
     values = {**read_config(pair.folder).values, **change}
     with pytest.raises(CheckpointError, match=message):
         LlavaSpec.from_config(Config(values))
+
+
+def test_pictures_that_the_tower_cannot_take_are_told(pair: Pair, tmp_path: Path) -> None:
+    for file in pair.folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = read_config(pair.folder).values
+    vision = config["vision_config"]
+    assert isinstance(vision, dict)
+    changed = {**config, "vision_config": {**vision, "image_size": 48}}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(CheckpointError, match=r"the vision tower wants \(48, 48\)"):
+        LlavaProcessor(tmp_path)
