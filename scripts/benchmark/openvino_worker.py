@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from optimum.intel import OVModelForVisualCausalLM
+from optimum.intel import OVModelForVisualCausalLM  # type: ignore[import-not-found,unused-ignore]
 
 QUANTISED_PICTURES = 8
 CLOCK = [time.perf_counter]
@@ -89,7 +89,7 @@ def _count_positions(tower: Any) -> None:
 
 def _quantise_vision(model: Any, calibration: Path) -> None:
     """Make weights and activations of the vision tower 8-bit, from a few pictures."""
-    import nncf
+    import nncf  # type: ignore[import-not-found,unused-ignore]
 
     part = model.vision_embeddings
     pixels = torch.from_numpy(np.load(calibration)["pixels"][:QUANTISED_PICTURES])

@@ -4,148 +4,173 @@ Keys and values grow by `cat` at every step, they are repeated for all query hea
 mask is made anew in each layer, every projection is a product of its own, and all rows run to
 the greatest length whether or not they have ended, with one pass more than there are tokens. The
 numbers are the same; only the way there is the plain one. The tower sees a whole batch at once.
+
+It reads the checkpoint's own tensors, and shares no code with the networks that it is set beside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
-from pipeline.models.attention import rope_frequencies
-from pipeline.models.language import DecoderBlock, RMSNorm
-from pipeline.models.vision import VisionBlock, position_ids
-from pipeline.models.vlm import VisionLanguageModel
 from scripts.benchmark.shapes import EOS_ID, NetworkShape
 from scripts.benchmark.workload import Workload, left_padded, scaled_pixels, until_end
 
 Cache = list[tuple[Tensor, Tensor]]
+TOWER, TEXT = "model.vision_model", "model.text_model"
 
 
 class PlainLoop:
-    """Weights of our own network, run plainly."""
+    """A checkpoint's tensors, run plainly."""
 
-    def __init__(self, shape: NetworkShape, model: VisionLanguageModel) -> None:
+    def __init__(self, shape: NetworkShape, folder: Path, dtype: torch.dtype) -> None:
+        stored = load_file(folder / "model.safetensors")
+        self._weights: Mapping[str, Tensor] = {n: t.to(dtype) for n, t in stored.items()}
         self._shape = shape
-        self._model = model
-        self._tower = model.get_submodule("vision")
-        self._dtype = model.decoder.embedding.weight.dtype
-        self._frequencies = rope_frequencies(shape.decoder.head_dim, shape.decoder.rope_theta, None)
+        self._dtype = dtype
+        spec = shape.decoder
+        exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
+        self._frequencies = 1.0 / spec.rope_theta**exponents
 
     @torch.inference_mode()
     def generate(self, batch: Workload) -> dict[int, tuple[int, ...]]:
         """Caption one static batch, all rows to the greatest length."""
         ids, mask = left_padded(batch.requests, EOS_ID)
-        x = self._model.decoder.embedding(ids)
+        x = self._embed(ids)
         features = self._encode(scaled_pixels(self._shape, batch.requests).to(self._dtype))
         x[ids == self._shape.image_token_id] = features.flatten(0, 1)
         cache: Cache = []
         hidden = self._decoder(x, mask, cache)
         chosen: list[Tensor] = []
         for _ in range(batch.max_new_tokens):
-            token = F.linear(hidden[:, -1], self._model.decoder.head.weight).argmax(-1)
+            token = F.linear(hidden[:, -1], self._weights["lm_head.weight"]).argmax(-1)
             chosen.append(token)
             mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
-            hidden = self._decoder(self._model.decoder.embedding(token[:, None]), mask, cache)
+            hidden = self._decoder(self._embed(token[:, None]), mask, cache)
         rows = torch.stack(chosen, dim=1).tolist()
         return {
             request.ref.index: until_end(row, EOS_ID, batch.max_new_tokens)
             for request, row in zip(batch.requests, rows, strict=True)
         }
 
+    def _embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self._weights[f"{TEXT}.embed_tokens.weight"])
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
     def _encode(self, pixels: Tensor) -> Tensor:
         """Return image tokens `[B, F, C]` of `[B, 3, S, S]`."""
-        tower, spec = self._tower, self._shape.vision
-        patches = F.conv2d(pixels, tower.patches.weight, tower.patches.bias, stride=spec.patch_size)
+        patch = f"{TOWER}.embeddings.patch_embedding"
+        patches = F.conv2d(
+            pixels,
+            self._weights[f"{patch}.weight"],
+            self._weights[f"{patch}.bias"],
+            stride=self._shape.vision.patch_size,
+        )
         side = patches.shape[-1]
-        everywhere = torch.ones(len(pixels), side, side, dtype=torch.bool)
         x = patches.flatten(2).transpose(1, 2)
-        x = x + tower.positions[position_ids(everywhere, spec.patches_per_side)]
-        for block in tower.blocks:
-            x = _vision_block(block, x)
-        x = tower.norm(x)
+        x = x + self._weights[f"{TOWER}.embeddings.position_embedding.weight"]
+        for layer in range(self._shape.vision.num_layers):
+            x = self._tower_block(f"{TOWER}.encoder.layers.{layer}", x)
+        x = self._layer_norm(f"{TOWER}.post_layernorm", x)
         factor, width = self._shape.shuffle_factor, x.shape[-1]
         x = x.view(len(x), side // factor, factor, side // factor, factor, width)
         x = x.permute(0, 1, 3, 2, 4, 5).reshape(len(x), -1, factor * factor * width)
-        return F.linear(x, self._model.get_submodule("projector").projection.weight)
+        return self._linear("model.connector.modality_projection.proj", x)
+
+    def _tower_block(self, name: str, x: Tensor) -> Tensor:
+        rows, num_patches, width = x.shape
+        inner = self._layer_norm(f"{name}.layer_norm1", x)
+        queries, keys, values = (
+            self._linear(f"{name}.self_attn.{part}_proj", inner)
+            .view(rows, num_patches, self._shape.vision.num_heads, -1)
+            .transpose(1, 2)
+            for part in "qkv"
+        )
+        mixed = F.scaled_dot_product_attention(queries, keys, values)
+        mixed = mixed.transpose(1, 2).reshape(rows, num_patches, width)
+        x = x + self._linear(f"{name}.self_attn.out_proj", mixed)
+        inner = self._linear(f"{name}.mlp.fc1", self._layer_norm(f"{name}.layer_norm2", x))
+        return x + self._linear(f"{name}.mlp.fc2", F.gelu(inner, approximate="tanh"))
+
+    def _layer_norm(self, name: str, x: Tensor) -> Tensor:
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, self._shape.vision.norm_eps)
 
     def _decoder(self, x: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """Run `[B, T, C]`; mask is 1 or 0 `[B, S]` over all columns so far."""
+        spec = self._shape.decoder
         start = cache[0][0].shape[2] if cache else 0
-        is_first = not cache
+        if not cache:
+            empty = x.new_empty(len(x), spec.num_kv_heads, 0, spec.head_dim)
+            cache += [(empty, empty)] * spec.num_layers
         angles = torch.arange(start, start + x.shape[1])[:, None] * self._frequencies
-        cos = torch.cat((angles, angles), dim=-1).cos().to(x.dtype)
-        sin = torch.cat((angles, angles), dim=-1).sin().to(x.dtype)
-        for layer, block in enumerate(self._model.decoder.blocks):
-            if is_first:
-                empty = x.new_empty(len(x), block.num_kv_heads, 0, block.head_dim)
-                cache.append((empty, empty))
-            x = x + _attention(block, _norm(block.attention_norm, x), cos, sin, mask, cache, layer)
-            inner = _norm(block.mlp_norm, x)
-            gate, up = block.gate_up.weight.chunk(2)
-            gated = F.silu(F.linear(inner, gate)) * F.linear(inner, up)
-            x = x + F.linear(gated, block.down.weight)
-        return _norm(self._model.decoder.norm, x)
+        angles = torch.cat((angles, angles), dim=-1)
+        tables = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        for layer in range(spec.num_layers):
+            name = f"{TEXT}.layers.{layer}"
+            inner = self._rms_norm(f"{name}.input_layernorm", x)
+            x = x + self._attention(f"{name}.self_attn", inner, tables, mask, cache, layer)
+            inner = self._rms_norm(f"{name}.post_attention_layernorm", x)
+            gate = F.silu(self._linear(f"{name}.mlp.gate_proj", inner))
+            gated = gate * self._linear(f"{name}.mlp.up_proj", inner)
+            x = x + self._linear(f"{name}.mlp.down_proj", gated)
+        return self._rms_norm(f"{TEXT}.norm", x)
+
+    def _rms_norm(self, name: str, x: Tensor) -> Tensor:
+        squares = x.float().square().mean(-1, keepdim=True)
+        normed = x.float() * torch.rsqrt(squares + self._shape.decoder.norm_eps)
+        return normed.to(x.dtype) * self._weights[f"{name}.weight"]
+
+    def _attention(
+        self,
+        name: str,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        mask: Tensor,
+        cache: Cache,
+        layer: int,
+    ) -> Tensor:
+        batch, length, _ = x.shape
+        queries, keys, values = (
+            self._linear(f"{name}.{part}_proj", x)
+            .view(batch, length, -1, self._shape.decoder.head_dim)
+            .transpose(1, 2)
+            for part in "qkv"
+        )
+        queries, keys = _turned(queries, *tables), _turned(keys, *tables)
+        known_keys, known_values = cache[layer]
+        keys = torch.cat((known_keys, keys), dim=2)
+        values = torch.cat((known_values, values), dim=2)
+        cache[layer] = (keys, values)
+        num_groups = self._shape.decoder.num_heads // self._shape.decoder.num_kv_heads
+        mixed = F.scaled_dot_product_attention(
+            queries,
+            keys.repeat_interleave(num_groups, dim=1),
+            values.repeat_interleave(num_groups, dim=1),
+            attn_mask=_additive(mask, length, x.dtype),
+        )
+        return self._linear(f"{name}.o_proj", mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
-def _vision_block(block: VisionBlock, x: Tensor) -> Tensor:
-    rows, num_patches, width = x.shape
-    norm, mlp_norm = block.attention_norm, block.mlp_norm
-    inner = F.layer_norm(x, (width,), norm.weight, norm.bias, norm.eps)
-    joined = F.linear(inner, block.qkv.weight, block.qkv.bias)
-    queries, keys, values = (
-        part.view(rows, num_patches, block.num_heads, -1).transpose(1, 2)
-        for part in joined.chunk(3, dim=-1)
-    )
-    mixed = F.scaled_dot_product_attention(queries, keys, values)
-    mixed = mixed.transpose(1, 2).reshape(rows, num_patches, width)
-    x = x + F.linear(mixed, block.out.weight, block.out.bias)
-    inner = F.layer_norm(x, (width,), mlp_norm.weight, mlp_norm.bias, mlp_norm.eps)
-    inner = F.gelu(F.linear(inner, block.up.weight, block.up.bias), approximate="tanh")
-    return x + F.linear(inner, block.down.weight, block.down.bias)
+def _additive(mask: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """Make the mask that is added to scores, `[B, 1, T, S]` or `[B, 1, 1, S]`."""
+    # The lowest number, not minus infinity: a padded query would see nothing at all.
+    lowest = torch.finfo(dtype).min
+    allowed = (1.0 - mask[:, None, None].to(dtype)) * lowest
+    if length == 1:
+        return allowed
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    return allowed.expand(-1, -1, length, -1).masked_fill(~causal, lowest)
 
 
-def _norm(norm: RMSNorm, x: Tensor) -> Tensor:
-    scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + norm.eps)
-    return (x.float() * scale).to(x.dtype) * norm.weight
-
-
-def _attention(
-    block: DecoderBlock,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    mask: Tensor,
-    cache: Cache,
-    layer: int,
-) -> Tensor:
-    batch, length, _ = x.shape
-    kv_rows = block.num_kv_heads * block.head_dim
-    weights = block.qkv.weight.split((block.num_heads * block.head_dim, kv_rows, kv_rows))
-    queries, keys, values = (
-        F.linear(x, weight).view(batch, length, -1, block.head_dim).transpose(1, 2)
-        for weight in weights
-    )
-    queries = queries * cos + _half_turned(queries) * sin
-    keys = keys * cos + _half_turned(keys) * sin
-    known_keys, known_values = cache[layer]
-    keys, values = torch.cat((known_keys, keys), dim=2), torch.cat((known_values, values), dim=2)
-    cache[layer] = (keys, values)
-    num_groups = block.num_heads // block.num_kv_heads
-    allowed = (1.0 - mask[:, None, None].to(x.dtype)) * torch.finfo(x.dtype).min
-    if length > 1:
-        # The lowest number, not minus infinity: a padded query would see nothing at all.
-        causal = torch.ones(length, length, dtype=torch.bool).tril()
-        allowed = allowed.expand(-1, -1, length, -1).masked_fill(~causal, torch.finfo(x.dtype).min)
-    mixed = F.scaled_dot_product_attention(
-        queries,
-        keys.repeat_interleave(num_groups, dim=1),
-        values.repeat_interleave(num_groups, dim=1),
-        attn_mask=allowed,
-    )
-    return F.linear(mixed.transpose(1, 2).reshape(batch, length, -1), block.out.weight)
-
-
-def _half_turned(x: Tensor) -> Tensor:
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
+    half = torch.cat((-second, first), dim=-1)
+    return x * cos + half * sin

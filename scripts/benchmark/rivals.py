@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from pipeline.models.vlm import VisionLanguageModel
 from scripts.benchmark.checkpoint import load_ours, write_checkpoint
 from scripts.benchmark.contest import Entry
 from scripts.benchmark.openvino_rival import NotAvailable, OpenVINO
@@ -83,7 +82,7 @@ class Field:
         makers: dict[str, Callable[[], list[Entry]]] = {
             "transformers": lambda: self._static("transformers", is_sorted=False),
             "sorted": lambda: self._static("sorted", is_sorted=True),
-            "plain": lambda: self._plain("plain", self.ours, self.dtype_name),
+            "plain": lambda: self._plain("plain", self._dtype),
             "plain-float32": self._plain_float32,
             "one": self._one,
             "uncached": self._uncached,
@@ -114,19 +113,18 @@ class Field:
             for size in self._sizes.static_batches
         ]
 
-    def _plain(self, rival: str, model: VisionLanguageModel, dtype: str) -> list[Entry]:
-        loop = PlainLoop(self._shape, model)
-        size = self._sizes.plain_images
-        name = f"plain cache loop, {dtype}, batches of {size}"
-        contender = StaticBatches(name, timed(loop.generate), size, runs_to_maximum=True)
-        return [Entry(rival, contender, size, dtype)]
+    def _plain(self, rival: str, dtype: torch.dtype) -> list[Entry]:
+        loop = PlainLoop(self._shape, self._folder, dtype)
+        size, name = self._sizes.plain_images, str(dtype).removeprefix("torch.")
+        title = f"plain cache loop, {name}, batches of {size}"
+        contender = StaticBatches(title, timed(loop.generate), size, runs_to_maximum=True)
+        return [Entry(rival, contender, size, name)]
 
     def _plain_float32(self) -> list[Entry]:
         if self._dtype == torch.float32:
             self.skipped.append("plain-float32: skipped, the same as plain here")
             return []
-        model = load_ours(self._shape, self._folder, torch.float32)
-        return self._plain("plain-float32", model, "float32")
+        return self._plain("plain-float32", torch.float32)
 
     def _one(self) -> list[Entry]:
         one = EngineContender("one image at a time", self.ours, self._dtype, slots=1, prefill=1)
