@@ -85,7 +85,9 @@ def test_the_help_tells_the_exit_codes() -> None:
         assert re.search(rf"^  {code} ", EXIT_CODES, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["demo", "test", "check", "torture", "environment.sh"])
+@pytest.mark.parametrize(
+    "name", ["demo", "test", "check", "torture", "image-suites", "fuzz-images", "environment.sh"]
+)
 def test_scripts_say_what_they_are_for(name: str) -> None:
     path: Path = REPOSITORY / "scripts" / name
     assert len(path.read_text().splitlines()[1]) > 20 or path.suffix == ".sh"
