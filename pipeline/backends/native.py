@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pipeline.backends.answers import Answers
 from pipeline.backends.placement import Placement
 from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
-from pipeline.engine import sequence as engine_sequence
 from pipeline.engine.engine import Engine, EngineShape
-from pipeline.engine.stopping import StopRules
 from pipeline.errors import RequestError, SampleError
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
@@ -39,6 +38,7 @@ class NativeCaptioner:
         self.counters = EngineCounters()
         self._model = model
         self._processor = processor
+        self._answers = Answers(processor.detokenise, processor.eos_ids, sampling.stop)
         self._placement = placement
         self._sampling = sampling
         self._speed = speed
@@ -87,7 +87,7 @@ class NativeCaptioner:
             if engine.is_idle and source.is_exhausted:
                 return
             for ended in engine.step():
-                yield self._answer(ended)
+                yield self._answers.caption(ended, ended.num_prompt_tokens)
 
     def _engine(self) -> Engine:
         shape = EngineShape(
@@ -97,12 +97,7 @@ class NativeCaptioner:
             dtype=self._placement.dtype,
             device=self._placement.device,
         )
-        rules = StopRules(
-            eos_ids=self._processor.eos_ids,
-            max_new_tokens=self._sampling.max_new_tokens,
-            max_repeats=self._sampling.max_repeats,
-            has_stop_text=self._has_stop_text if self._sampling.stop else None,
-        )
+        rules = self._answers.rules(self._sampling)
         return Engine(self._model, shape, self._sampling, rules, self.counters)
 
     def _refill(self, engine: Engine, source: RequestSource) -> Iterator[Caption]:
@@ -127,36 +122,3 @@ class NativeCaptioner:
     def _errors(self, request: Request, error: SampleError) -> Iterator[Caption]:
         for caption_index in range(self._sampling.num_captions):
             yield Caption(request, caption_index, error=error.code, error_detail=error.detail)
-
-    def _answer(self, ended: engine_sequence.Sequence) -> Caption:
-        if ended.error is not None:
-            return Caption(
-                ended.request,
-                ended.caption_index,
-                num_prompt_tokens=ended.num_prompt_tokens,
-                error=ended.error.code,
-                error_detail=ended.error.detail,
-            )
-        return Caption(
-            ended.request,
-            ended.caption_index,
-            text=self._text(ended.token_ids),
-            finish_reason=ended.finish_reason,
-            num_prompt_tokens=ended.num_prompt_tokens,
-            num_caption_tokens=len(ended.token_ids),
-            mean_logprob=ended.mean_logprob,
-        )
-
-    def _text(self, token_ids: Sequence[int]) -> str:
-        """Detokenise a caption: cut at the first stop string, blanks at the ends dropped."""
-        ids = [token for token in token_ids if token not in self._processor.eos_ids]
-        text = self._processor.detokenise(ids)
-        places = [place for stop in self._sampling.stop if (place := text.find(stop)) >= 0]
-        return text[: min(places)].strip() if places else text.strip()
-
-    def _has_stop_text(self, token_ids: Sequence[int]) -> bool:
-        # A stop string can begin in an earlier token; each token adds a character or more,
-        # byte pieces of one character aside, so this tail is long enough to see the whole.
-        longest = max(len(stop.encode()) for stop in self._sampling.stop)
-        text = self._processor.detokenise(token_ids[-(longest + 4) :])
-        return any(stop in text for stop in self._sampling.stop)

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pipeline.backends.answers import Answers
 from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
 from pipeline.engine import sequence as engine_sequence
 from pipeline.engine.memory import OUT_OF_MEMORY, is_out_of_memory
@@ -59,12 +60,8 @@ class TransformersCaptioner:
         self._batch = max(1, speed.prefill_batch // sampling.num_captions)
         self._eos_ids = _eos_ids(model, processor)
         self._sampler = Sampler(sampling, self._eos_ids)
-        self._rules = StopRules(
-            eos_ids=self._eos_ids,
-            max_new_tokens=sampling.max_new_tokens,
-            max_repeats=sampling.max_repeats,
-            has_stop_text=self._has_stop_text if sampling.stop else None,
-        )
+        self._answers = Answers(processor.detokenise, self._eos_ids, sampling.stop)
+        self._rules = self._answers.rules(sampling)
         _neutralise(model)
 
     def prepare(
@@ -153,37 +150,7 @@ class TransformersCaptioner:
         self.counters.prompt_tokens += sum(lengths)
         self.counters.padding_tokens += max(lengths) * len(lengths) - sum(lengths)
         counted = [length for length in lengths for _ in range(self._sampling.num_captions)]
-        return [self._caption(*each) for each in zip(steps.sequences, counted, strict=True)]
-
-    def _caption(self, ended: engine_sequence.Sequence, num_prompt_tokens: int) -> Caption:
-        if ended.error is not None:
-            return Caption(
-                ended.request,
-                ended.caption_index,
-                num_prompt_tokens=num_prompt_tokens,
-                error=ended.error.code,
-                error_detail=ended.error.detail,
-            )
-        return Caption(
-            ended.request,
-            ended.caption_index,
-            text=self._text(ended.token_ids),
-            finish_reason=ended.finish_reason,
-            num_prompt_tokens=num_prompt_tokens,
-            num_caption_tokens=len(ended.token_ids),
-            mean_logprob=ended.mean_logprob,
-        )
-
-    def _text(self, token_ids: Sequence[int]) -> str:
-        ids = [token for token in token_ids if token not in self._eos_ids]
-        text = self._processor.detokenise(ids)
-        places = [place for stop in self._sampling.stop if (place := text.find(stop)) >= 0]
-        return text[: min(places)].strip() if places else text.strip()
-
-    def _has_stop_text(self, token_ids: Sequence[int]) -> bool:
-        longest = max(len(stop.encode()) for stop in self._sampling.stop)
-        text = self._processor.detokenise(token_ids[-(longest + 4) :])
-        return any(stop in text for stop in self._sampling.stop)
+        return [self._answers.caption(*each) for each in zip(steps.sequences, counted, strict=True)]
 
 
 class _Steps:

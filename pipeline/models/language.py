@@ -109,7 +109,7 @@ class DecoderBlock(nn.Module):
         # Queries and keys turn by the same angles: together, in half as many operations.
         turning, values = heads.split((num_all - self.num_kv_heads, self.num_kv_heads), dim=1)
         turned = rotate(turning, *tables)
-        queries, keys = torch.split(turned, (self.num_heads, self.num_kv_heads), dim=1)
+        queries, keys = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
         if kv is not None:
             keys, values = kv.update(layer, keys, values)
         mixed = attend(queries, keys, values, mask)

@@ -96,7 +96,7 @@ def random_weights(model: nn.Module, seed: int, std: float = 0.02) -> None:
     """Fill a network with seeded normal weights, norms left at one: for tests and benchmarks."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name.endswith("bias"):
                 drawn = torch.randn(parameter.shape, generator=generator) * std
                 parameter.copy_(drawn)
