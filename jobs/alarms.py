@@ -29,6 +29,7 @@ MIN_STOPS = 5  # repetition stops one after the other
 MIN_STOP_SHARE = 0.05
 MIN_PROMPT = 12  # characters of a prompt's fixed part; shorter ones stand in honest captions
 MAX_EXAMPLES = 5
+MAX_DISTINCT = 200_000  # captions that are remembered at a time; more are not, for memory's sake
 
 # Tokens of the usual families; real captions hardly have them.
 SPECIAL_TOKEN = re.compile(
@@ -140,9 +141,17 @@ class AlarmBell:
         if pair not in self._seen:
             self._seen.add(pair)
             self._captions[text] += 1
+            self._num["pairs"] += 1
+        if len(self._seen) > 2 * MAX_DISTINCT or len(self._captions) > MAX_DISTINCT:
+            self._forget()
         self._note("special-token", bool(SPECIAL_TOKEN.search(text)), self._special, text)
         is_echo = bool(self._prompt) and self._prompt in text.casefold()
         self._note("prompt", is_echo, self._echo, text)
+
+    def _forget(self) -> None:
+        """Forget rare captions: one that a fiftieth of all images have is never among them."""
+        self._captions = Counter(dict(self._captions.most_common(MAX_DISTINCT // 2)))
+        self._seen.clear()  # an image that comes again may count twice from here on
 
     def _note(self, code: str, is_seen: bool, examples: list[str], text: str) -> None:
         if is_seen:
@@ -151,8 +160,7 @@ class AlarmBell:
                 examples.append(text)
 
     def _repeated(self) -> Iterator[Alarm]:
-        total = sum(self._captions.values())
-        least = max(MIN_REPEATED, MIN_REPEATED_SHARE * total)
+        least = max(MIN_REPEATED, MIN_REPEATED_SHARE * self._num["pairs"])
         many = [(text, count) for text, count in self._captions.most_common() if count >= least]
         if many:
             text, count = many[0]

@@ -170,3 +170,18 @@ def test_a_run_tells_its_alarms(tmp_path: Path) -> None:
     (alarm,) = [one for one in alarms_of(output, [output.shards[0].id]) if one.code != "blank"]
     assert alarm.count == 30
     assert (out / BLANK_FILE).exists()
+
+
+def test_a_million_different_captions_take_little_memory_and_hide_no_frequent_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jobs.alarms.MAX_DISTINCT", 100)
+    bell = AlarmBell()
+    for i in range(5000):
+        text = "always the same" if i % 20 == 0 else f"caption {i}"
+        bell._look_at(text, "ok", f"hash{i}", "eos", f"key{i}")
+        assert len(bell._captions) <= 100
+        assert len(bell._seen) <= 200
+    (alarm,) = bell.alarms()
+    assert alarm.code == "repeated-caption"
+    assert alarm.count == 250
