@@ -80,9 +80,10 @@ def _stages(
 ) -> dict[str, dict[str, float]]:
     """Time stages alone: milliseconds by stage and contender, and the roofline's."""
     shape, alone = workload.shape, {}
-    steady = make_workload(shape, max(plan.step_rows), is_skewed=False, seed=3)
+    most = max(*plan.step_rows, *plan.vision_images)
+    steady = make_workload(shape, most, is_skewed=False, seed=3)
     for rows in plan.step_rows:
-        batch = steady.pick(range(rows))
+        batch = steady.pick(range(rows)).without_pictures()
         columns = sum(len(r.prompt_ids) for r in batch.requests) / rows + stages.NUM_STEPS / 2
         least = decode_work(shape, rows, columns, plan.dtype).least_seconds(peaks)
         step = {"captionjob": stages.engine_step(field.ours, batch.requests, plan.dtype)}
@@ -128,4 +129,10 @@ def _result(
         **{name: round(value, 4) for name, value in ours.outcome.counts.items()},
         "milliseconds": alone,
     }
-    return Result(values, {s.entry.rival: round(ratio(ours, s), 2) for s in standings[1:]}, wrong)
+    ratios = {s.entry.rival: round(ratio(ours, s), 2) for s in standings[1:]}
+    rates = {s.entry.rival: s for s in standings}
+    if {"one", "uncached"} <= rates.keys():
+        ratios["cache alone, one against uncached"] = round(
+            ratio(rates["one"], rates["uncached"]), 2
+        )
+    return Result(values, ratios, wrong)

@@ -128,12 +128,12 @@ def _answer(model: Any, asked: dict[str, Any]) -> dict[str, Any]:
     out = model.generate(
         input_ids=ids,
         attention_mask=mask,
-        pixel_values=pixels,
         max_new_tokens=asked["max_new_tokens"],
         do_sample=False,
         eos_token_id=asked["eos_id"],
         pad_token_id=asked["eos_id"],
         stopping_criteria=[_watch(moments)],
+        **({"pixel_values": pixels} if len(pixels) else {}),
     )
     seconds = CLOCK[0]() - began
     return {"seconds": seconds, "tokens": out[:, ids.shape[1] :].tolist(), "moments": moments}

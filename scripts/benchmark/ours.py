@@ -56,9 +56,11 @@ class IdProcessor:
 class ReadyRequests:
     """All requests at hand at once: a loader that is never late."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], counters: EngineCounters) -> None:
         self._requests: Iterator[Request] = iter(requests)
+        self._counters = counters
         self.is_exhausted = False
+        self.busy_before_tail: float | None = None  # share of slots busy while requests came
 
     def take(self, max_requests: int, *, block: bool) -> list[Request]:
         """Return the next requests; fewer only at the end."""
@@ -66,10 +68,16 @@ class ReadyRequests:
         while len(taken) < max_requests:
             request = next(self._requests, None)
             if request is None:
-                self.is_exhausted = True
+                self._exhaust()
                 break
             taken.append(request)
         return taken
+
+    def _exhaust(self) -> None:
+        self.is_exhausted = True
+        if self._counters.total_slot_steps:
+            busy, all_steps = self._counters.busy_slot_steps, self._counters.total_slot_steps
+            self.busy_before_tail = busy / all_steps
 
 
 class EngineContender:
@@ -94,14 +102,17 @@ class EngineContender:
             ),
             self._speed,
         )
+        source = ReadyRequests(workload.requests, captioner.counters)
         began, began_wall = now(), time.perf_counter()
         tokens = {
-            caption.request.ref.index: caption_ids(caption)
-            for caption in captioner.caption(ReadyRequests(workload.requests))
+            caption.request.ref.index: caption_ids(caption) for caption in captioner.caption(source)
         }
         seconds, wall_seconds = now() - began, time.perf_counter() - began_wall
         # The engine's own counters are wall time, whatever the contest is measured by.
-        return Outcome(tokens, seconds, _shares(captioner.counters, wall_seconds))
+        counts = _shares(captioner.counters, wall_seconds)
+        if source.busy_before_tail is not None:
+            counts["slots_busy_before_tail"] = source.busy_before_tail
+        return Outcome(tokens, seconds, counts)
 
 
 def caption_ids(caption: Caption) -> tuple[int, ...]:

@@ -34,8 +34,10 @@ def shares_line(standing: Standing) -> str:
     assert standing.outcome is not None
     counts = standing.outcome.counts
     parts = [f"{what} {counts[f'{what}_share']:.0%}" for what in ("vision", "prefill", "decode")]
+    before_tail = _percent(counts.get("slots_busy_before_tail"))
     return (
-        f"captionjob's time: {', '.join(parts)}, waiting {counts['waiting_share']:.1%}; "
+        f"captionjob: slots busy {before_tail} until no request was left; "
+        f"time: {', '.join(parts)}, waiting {counts['waiting_share']:.1%}; "
         f"{counts['decode_steps']:.0f} decode steps of {counts['decode_step_ms']:.1f} ms"
     )
 

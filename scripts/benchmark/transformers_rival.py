@@ -42,12 +42,12 @@ class TransformersModel:
         out = self._model.generate(
             input_ids=ids,
             attention_mask=mask,
-            pixel_values=pixels,
             max_new_tokens=batch.max_new_tokens,
             do_sample=False,
             eos_token_id=EOS_ID,
             pad_token_id=EOS_ID,
             stopping_criteria=[_Watch(on_step)] if on_step else None,
+            **({"pixel_values": pixels} if len(pixels) else {}),
         )
         rows = out[:, ids.shape[1] :].tolist()
         return {

@@ -59,6 +59,22 @@ class Workload:
             self.max_new_tokens,
         )
 
+    def without_pictures(self) -> Workload:
+        """Return prompts of the same lengths, text in the places of pictures: for steps alone."""
+        text = self.shape.ladder.end_id
+        requests = tuple(
+            replace(
+                request,
+                images=None,
+                prompt_ids=tuple(
+                    text if token == self.shape.image_token_id else token
+                    for token in request.prompt_ids
+                ),
+            )
+            for request in self.requests
+        )
+        return replace(self, requests=requests)
+
     def renumbered(self) -> Workload:
         """Return the same requests with indices that count from 0."""
         requests = tuple(
@@ -141,9 +157,14 @@ def left_padded(requests: Sequence[Request], pad_id: int) -> tuple[torch.Tensor,
 
 
 def scaled_pixels(shape: NetworkShape, requests: Sequence[Request]) -> torch.Tensor:
-    """Return the float32 pixels `[B, 3, S, S]` that the family's own processor would give."""
+    """Return the float32 pixels `[B, 3, S, S]` that the family's own processor would give.
+
+    B is 0 where the requests have no pictures.
+    """
+    side = shape.vision.image_size
     pictures = [request.images.pixels for request in requests if request.images is not None]
-    return shape.pixel_scale(torch.cat(pictures))
+    empty = torch.empty(0, 3, side, side, dtype=torch.uint8)
+    return shape.pixel_scale(torch.cat([empty, *pictures]))
 
 
 def until_end(tokens: Sequence[int], eos_id: int, longest: int) -> tuple[int, ...]:
