@@ -388,7 +388,7 @@ def test_the_grace_ends_sequences_that_go_on(config: RunConfig, tmp_path: Path) 
         tmp_path,
     )
     wait_for(config.out / "_job.json")
-    time.sleep(0.2)
+    time.sleep(2)  # so that captions are in flight on a slow machine too
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
