@@ -7,6 +7,7 @@ demand in the work folder, and a worker process there is asked batch by batch.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,8 @@ class OpenVINO:
         """Start the worker; with `calibration`, its 8-bit form. Raises NotAvailable."""
         kind = "f32" if dtype == torch.float32 else "bf16"
         self._shape = shape
-        self._batch_file = work / "openvino-batch.npz"
+        # Of this process alone: two runs may share a work folder.
+        self._batch_file = work / f"openvino-batch-{os.getpid()}.npz"
         form = "int8" if calibration else "plain"
         exported = work / f"openvino-{form}-{folder.name}"
         command = [str(environment(work)), str(WORKER), str(folder), str(exported)]
@@ -76,7 +78,7 @@ class OpenVINO:
         if calibration:
             self._write(calibration)
             command += ["--int8", "--calibration", str(self._batch_file)]
-        self._log = (work / f"openvino-{form}.log").open("w")
+        self._log = (work / f"openvino-{form}-{os.getpid()}.log").open("w")
         self._worker = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
@@ -110,6 +112,7 @@ class OpenVINO:
         self._worker.wait()
         self._pipe(self._worker.stdout).close()
         self._log.close()
+        self._batch_file.unlink(missing_ok=True)
 
     def _write(self, batch: Workload) -> None:
         ids, mask = left_padded(batch.requests, EOS_ID)
