@@ -73,6 +73,7 @@ def test_a_checkpoint_captions_every_image(checkpoint: Path, tmp_path: Path) -> 
     assert checkpoint.name in record
 
 
+@pytest.mark.parametrize("checkpoint", ["nanovlm", "idefics3"], indirect=True)
 def test_a_dry_run_shows_the_final_text_and_ids(checkpoint: Path, tmp_path: Path) -> None:
     found = captionjob(*arguments(checkpoint, shard(tmp_path)), "--dry-run", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
