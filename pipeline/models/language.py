@@ -58,11 +58,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension of `[..., C]`."""
-        if x.dtype in (torch.float32, torch.float64):
-            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        # Rounded once, behind the weight, which keeps half precision closer to float32.
+        normed = F.rms_norm(x.to(wide), (x.shape[-1],), self.weight.to(wide), self.eps)
+        return normed.to(x.dtype)
 
 
 class DecoderBlock(nn.Module):
