@@ -214,6 +214,8 @@ class Run:
                 if caption is None:
                     return
                 ticker.check()
+                while captioner.notices:
+                    self.display.say(captioner.notices.pop(0))
                 self._add(Row.from_caption(caption), store)
         except GraceOver:
             self.display.say("the grace is over: captions in flight are dropped")

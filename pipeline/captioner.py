@@ -140,6 +140,11 @@ class Captioner(Protocol):
         """Bytes that the KV cache takes, allocated once; 0 where that is not known."""
         ...
 
+    @property
+    def notices(self) -> list[str]:
+        """What a person should be told of how it runs, such as memory that did not suffice."""
+        ...
+
     def prepare(
         self,
         ref: SampleRef,

@@ -10,7 +10,8 @@ from pipeline.backends.answers import Answers
 from pipeline.backends.placement import Placement
 from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
 from pipeline.engine.engine import Engine, EngineShape
-from pipeline.errors import RequestError, SampleError
+from pipeline.engine.memory import is_out_of_memory
+from pipeline.errors import JobError, RequestError, SampleError
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
 from pipeline.records import Caption, EngineCounters, ImageFacts, Request, SampleRef
@@ -36,6 +37,7 @@ class NativeCaptioner:
                 "or more: the captions of one image run together"
             )
         self.counters = EngineCounters()
+        self.notices: list[str] = []
         self._model = model
         self._processor = processor
         self._answers = Answers(processor.detokenise, processor.eos_ids, sampling.stop)
@@ -90,15 +92,34 @@ class NativeCaptioner:
                 yield self._answers.caption(ended, ended.num_prompt_tokens)
 
     def _engine(self) -> Engine:
+        """Allocate the cache; where memory does not suffice, with half the slots, and so on."""
+        num_slots = self._speed.slots
+        while True:
+            try:
+                return self._engine_with(num_slots)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            if num_slots // 2 < self._sampling.num_captions:
+                raise JobError(
+                    f"the KV cache of {num_slots} slots does not fit in memory; wanted a smaller "
+                    "--max-text-tokens or --max-new-tokens, or a larger device"
+                )
+            self.notices.append(
+                f"out of memory with a cache of {num_slots} slots: it has {num_slots // 2} now"
+            )
+            num_slots //= 2
+
+    def _engine_with(self, num_slots: int) -> Engine:
         shape = EngineShape(
-            num_slots=self._speed.slots,
+            num_slots=num_slots,
             prefill_batch=self._speed.prefill_batch,
             max_prompt_tokens=self.max_prompt_tokens,
             dtype=self._placement.dtype,
             device=self._placement.device,
         )
         rules = self._answers.rules(self._sampling)
-        return Engine(self._model, shape, self._sampling, rules, self.counters)
+        return Engine(self._model, shape, self._sampling, rules, self.counters, self.notices)
 
     def _refill(self, engine: Engine, source: RequestSource) -> Iterator[Caption]:
         """Pull requests without letting live sequences wait; with none, wait for a batch."""

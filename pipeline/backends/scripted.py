@@ -87,6 +87,7 @@ class ScriptedCaptioner:
     sampling: SamplingSettings
     speed: SpeedSettings
     counters: EngineCounters = field(default_factory=EngineCounters)
+    notices: list[str] = field(default_factory=list)
     cache_bytes: int = 0
 
     def prepare(

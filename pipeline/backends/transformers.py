@@ -54,6 +54,7 @@ class TransformersCaptioner:
         speed: SpeedSettings,
     ) -> None:
         self.counters = EngineCounters()
+        self.notices: list[str] = []
         self._model = model
         self._processor = processor
         self._sampling = sampling
@@ -118,6 +119,9 @@ class TransformersCaptioner:
             middle = len(batch) // 2
             if code == OUT_OF_MEMORY:
                 self._batch = min(self._batch, middle)
+                self.notices.append(
+                    f"out of memory with {len(batch)} prompts: from now on at most {self._batch}"
+                )
             yield from self._answer(batch[:middle])
             yield from self._answer(batch[middle:])
             return

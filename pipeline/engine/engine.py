@@ -49,6 +49,7 @@ class Engine:
         sampling: SamplingSettings,
         rules: StopRules,
         counters: EngineCounters | None = None,
+        notices: list[str] | None = None,
     ) -> None:
         self._model = model
         self._shape = shape
@@ -65,7 +66,7 @@ class Engine:
             shape.device,
         )
         self.counters = counters or EngineCounters()
-        self.notices: list[str] = []  # what a person should know of how the job ran
+        self.notices = [] if notices is None else notices  # for people, each said once
 
     @property
     def num_wanted(self) -> int:

@@ -11,7 +11,8 @@ from PIL import Image
 from pipeline.backends.native import NativeCaptioner
 from pipeline.backends.placement import Placement, choose_device, choose_dtype
 from pipeline.captioner import SamplingSettings, SpeedSettings
-from pipeline.errors import RequestError
+from pipeline.engine import engine
+from pipeline.errors import JobError, RequestError
 from pipeline.models.tiny import TinyModel
 from pipeline.processors.tiny import TinyProcessor
 from pipeline.records import Caption, ImageFacts, Request, SampleRef
@@ -109,3 +110,36 @@ def test_a_device_or_dtype_that_is_not_here_is_named() -> None:
     with pytest.raises(RequestError, match="int4"):
         choose_dtype("int4", torch.device("cpu"))
     assert choose_device("cpu") == torch.device("cpu")
+
+
+def small_memory(monkeypatch: pytest.MonkeyPatch, max_slots: int) -> None:
+    original = engine.KVCache
+
+    def cache(spec, num_slots, *rest):  # type: ignore[no-untyped-def]
+        if num_slots > max_slots:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate ...")
+        return original(spec, num_slots, *rest)
+
+    monkeypatch.setattr(engine, "KVCache", cache)
+
+
+def test_a_cache_that_does_not_fit_has_fewer_slots_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_memory(monkeypatch, max_slots=3)
+    made = captioner(SamplingSettings(max_new_tokens=4), SpeedSettings(slots=8, prefill_batch=8))
+    found = answers(made, ListSource(requests_of(made, ["what"] * 9)))
+    assert len(found) == 9
+    assert made.notices == [
+        "out of memory with a cache of 8 slots: it has 4 now",
+        "out of memory with a cache of 4 slots: it has 2 now",
+    ]
+
+
+def test_a_cache_that_fits_at_no_size_ends_the_job_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_memory(monkeypatch, max_slots=0)
+    made = captioner(SamplingSettings(max_new_tokens=4), SpeedSettings(slots=4))
+    with pytest.raises(JobError, match="KV cache of 1 slots does not fit"):
+        list(made.caption(ListSource(requests_of(made, ["what"]))))
