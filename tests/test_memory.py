@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import lzma
-import os
 import struct
 import subprocess
 import sys
@@ -121,19 +120,25 @@ def test_a_pixel_is_weighed_by_its_way_to_rgb(mode: str, bytes_a_pixel: int) -> 
 # --- whole runs, in processes of their own ---
 
 
+MEASURE = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
 def peak_mb(*arguments: str, cwd: Path) -> float:
-    """Run `captionjob` and return the most memory that it had, in MB."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jobs", *arguments],
-        cwd=cwd,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    """Run `captionjob` and return the most memory that it had, in MB.
+
+    From a small process between: what is forked from this large one would begin with its peak.
+    """
+    command = [sys.executable, "-c", MEASURE, sys.executable, "-m", "jobs", *arguments]
+    printed = subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, check=True
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    return usage.ru_maxrss / 1024
+    code, kilobytes = (int(part) for part in printed.stdout.split())
+    assert code == 0
+    return kilobytes / 1024
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
