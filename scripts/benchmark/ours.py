@@ -42,11 +42,11 @@ class IdProcessor:
 
     def prepare(self, image: Image.Image, prompt: str) -> tuple[tuple[int, ...], ImageInputs]:
         """Refuse: requests come ready-made here."""
-        raise NotImplementedError
+        raise AssertionError("requests come ready-made here")
 
     def render(self, image: Image.Image, prompt: str) -> str:
         """Refuse: requests come ready-made here."""
-        raise NotImplementedError
+        raise AssertionError("requests come ready-made here")
 
     def detokenise(self, ids: Sequence[int]) -> str:
         """Write ids as text."""
