@@ -16,8 +16,8 @@ from PIL import Image
 
 from jobs.alarms import BLANK_FILE
 from pipeline.captioner import Captioner
-from pipeline.commit import replace_text
 from pipeline.errors import CaptionJobError
+from pipeline.output.commit import replace_text
 from pipeline.records import ImageFacts, Request, SampleRef
 
 COLOURS = ("white", "grey", "black")

@@ -95,7 +95,7 @@ def pack(folder: str, out: str, max_samples: int, max_bytes: int, overwrite: boo
       captionjob pack photos --out 'shards/photos-{00000..}.tar'
     """
     from jobs.commands import pack_pictures
-    from pipeline.pack import PackSettings
+    from pipeline.input.pack import PackSettings
 
     pack_pictures(folder, out, PackSettings(max_samples, max_bytes, overwrite))
 
@@ -114,8 +114,8 @@ def inspect(shards: tuple[str, ...], allow_pipe: bool, lenient_end: bool, as_jso
     Exit code 1 if any shard is damaged.
     """
     from jobs.inspection import inspect_shards
-    from pipeline.reader import ReaderSettings
-    from pipeline.shards import expand_shards
+    from pipeline.input.reader import ReaderSettings
+    from pipeline.input.shards import expand_shards
 
     found = expand_shards(shards, allow_pipe=allow_pipe)
     settings = ReaderSettings(has_lenient_end=lenient_end)

@@ -15,7 +15,7 @@ from jobs.status_view import alarm_lines
 from jobs.stopping import Stop
 from jobs.terminal import bytes_text, plural, printable
 from pipeline.checkpoints import FAMILIES
-from pipeline.pack import PackSettings, pack_folder
+from pipeline.input.pack import PackSettings, pack_folder
 
 
 def run_job(config: RunConfig) -> int:

@@ -8,11 +8,11 @@ from pathlib import Path
 from pipeline.backends.resolve import resolve
 from pipeline.captioner import ModelSource, SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
-from pipeline.images import ImageSettings
-from pipeline.job_record import JobRecord, Setting
+from pipeline.images.opening import ImageSettings
+from pipeline.output.job_record import JobRecord, Setting
+from pipeline.output.schema import RowSchema
+from pipeline.output.store import CommitSettings
 from pipeline.prompts import PromptTemplate, fields_needed
-from pipeline.schema import RowSchema
-from pipeline.store import CommitSettings
 
 MIN_IMAGES_FOR_RATE = 100  # before that, an error rate says little
 

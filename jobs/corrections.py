@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.commit import publish, temporary_file, write_parquet
 from pipeline.errors import RequestError
+from pipeline.output.commit import publish, temporary_file, write_parquet
 from pipeline.records import Row
 
 CORRECTIONS = "_corrections"

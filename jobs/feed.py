@@ -16,16 +16,16 @@ from pathlib import Path
 from jobs.stopping import Stop
 from pipeline.captioner import Captioner
 from pipeline.errors import SampleError, ShardError
-from pipeline.identity import ShardIdentity, identify
-from pipeline.images import ImageSettings, facts_of, open_sample
-from pipeline.pixel_room import PixelRoom
+from pipeline.images.opening import ImageSettings, facts_of, open_sample
+from pipeline.images.pixel_room import PixelRoom
+from pipeline.input.identity import ShardIdentity, identify
+from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.output.resume import ShardState, tidy
+from pipeline.output.retry import retry_state
+from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher
 from pipeline.prompts import PromptTemplate, kept_fields
-from pipeline.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.records import Request, Row, Sample, Shard
-from pipeline.resume import ShardState, tidy
-from pipeline.retry import retry_state
-from pipeline.store import Store
 
 
 @dataclass(frozen=True, slots=True)

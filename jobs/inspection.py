@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from jobs.terminal import bytes_text, plural, printable
 from pipeline.errors import ShardError
-from pipeline.formats import sniff, sniff_foreign
-from pipeline.images import facts_of
-from pipeline.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.images.formats import sniff, sniff_foreign
+from pipeline.images.opening import facts_of
+from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.records import ImageFacts, Sample, Shard
 
 EXIT_WHOLE, EXIT_DAMAGED = 0, 1

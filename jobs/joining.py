@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from jobs.results import Output, ShardResult
 from pipeline.errors import RequestError, ShardError
-from pipeline.identity import identify
-from pipeline.reader import ReaderSettings, read_shard
+from pipeline.input.identity import identify
+from pipeline.input.reader import ReaderSettings, read_shard
+from pipeline.input.shards import expand_shards
 from pipeline.records import Row, Sample, Shard
-from pipeline.shards import expand_shards
 
 NO_FIELDS = ReaderSettings(frozenset())
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from jobs.display import Display, Standing
 from jobs.feed import ShardStream
 from jobs.stopping import Stop
+from pipeline.output.resume import FolderState
+from pipeline.output.store import Store
 from pipeline.records import EngineCounters, Shard
-from pipeline.resume import FolderState
-from pipeline.store import Store
 from pipeline.throughput import Snapshot, ThroughputLog
 
 LOG_SECONDS = 10.0

@@ -10,9 +10,9 @@ from typing import Any
 from jobs.config import LimitSettings, RunConfig, WorkerSettings
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
-from pipeline.images import ImageSettings
-from pipeline.retry import parse_retry
-from pipeline.store import CommitSettings
+from pipeline.images.opening import ImageSettings
+from pipeline.output.retry import parse_retry
+from pipeline.output.store import CommitSettings
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

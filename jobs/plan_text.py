@@ -12,8 +12,8 @@ from jobs.run import Plan
 from jobs.terminal import bytes_text
 from pipeline.captioner import Captioner
 from pipeline.errors import SampleError, ShardError
-from pipeline.images import open_sample
-from pipeline.reader import read_shard
+from pipeline.images.opening import open_sample
+from pipeline.input.reader import read_shard
 from pipeline.records import Sample
 
 MAX_SHARDS_SHOWN = 10

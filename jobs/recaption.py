@@ -19,10 +19,10 @@ from jobs.results import Output
 from pipeline.backends.trace import TokenDifference, first_difference
 from pipeline.captioner import Captioner, SamplingSettings, SpeedSettings
 from pipeline.errors import CheckpointError, RequestError
-from pipeline.images import ImageSettings
-from pipeline.job_record import Setting
+from pipeline.images.opening import ImageSettings
+from pipeline.input.reader import ReaderSettings
+from pipeline.output.job_record import Setting
 from pipeline.prompts import fields_needed
-from pipeline.reader import ReaderSettings
 from pipeline.records import Request, Row, Sample
 
 

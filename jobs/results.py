@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.rows import rows_of
-from pipeline.commit import is_temporary
 from pipeline.errors import JobError, RequestError
-from pipeline.identity import ShardIdentity
-from pipeline.job_record import JOB_FILE, JobRecord, Setting
-from pipeline.merge import Part, merged
-from pipeline.records import Row
-from pipeline.resume import (
+from pipeline.input.identity import ShardIdentity
+from pipeline.output.commit import is_temporary
+from pipeline.output.job_record import JOB_FILE, JobRecord, Setting
+from pipeline.output.merge import Part, merged
+from pipeline.output.resume import (
     META_JOB,
     META_SHARD,
     PROGRESS,
@@ -29,7 +28,8 @@ from pipeline.resume import (
     piece_paths,
     read_rows,
 )
-from pipeline.schema import SCHEMA_VERSION, RowSchema
+from pipeline.output.schema import SCHEMA_VERSION, RowSchema
+from pipeline.records import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
+from pipeline.output.schema import RowSchema
 from pipeline.records import ImageFacts, Row, SampleRef
-from pipeline.schema import RowSchema
 
 _FIXED = frozenset(RowSchema(num_captions=2).arrow().names)
 

@@ -21,15 +21,15 @@ from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
-from pipeline.job_record import JobRecord, check_folder, check_place, claim_folder
+from pipeline.input.reader import ReaderSettings
+from pipeline.input.shards import assign, expand_shards
+from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
+from pipeline.output.resume import FolderState, ShardState, look, shard_state, tidy, version_of
+from pipeline.output.retry import retry_state
+from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
-from pipeline.reader import ReaderSettings
 from pipeline.records import Request, Row, Sample, Shard
-from pipeline.resume import FolderState, ShardState, look, shard_state, tidy, version_of
-from pipeline.retry import retry_state
-from pipeline.shards import assign, expand_shards
-from pipeline.store import Store
 from pipeline.throughput import Snapshot, ThroughputLog, Tuning
 
 TICK_SECONDS = 0.5

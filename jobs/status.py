@@ -13,8 +13,8 @@ from jobs.alarms import COLUMNS, Alarm, AlarmBell, bell_of
 from jobs.results import Output, OutputReader, ShardResult
 from jobs.workers import Worker, read_workers
 from pipeline.errors import JobError
-from pipeline.resume import FAILED_FILE, PROGRESS
-from pipeline.shards import expand_shards
+from pipeline.input.shards import expand_shards
+from pipeline.output.resume import FAILED_FILE, PROGRESS
 
 
 @dataclass(frozen=True, slots=True)

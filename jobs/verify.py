@@ -18,9 +18,9 @@ import pyarrow as pa
 from jobs.joining import NO_FIELDS, Pair, join_shards, sha256_of
 from jobs.results import Output, ShardResult, read_output
 from pipeline.errors import JobError, ShardError
-from pipeline.identity import identify
-from pipeline.job_record import JOB_FILE
-from pipeline.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.input.identity import identify
+from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.output.job_record import JOB_FILE
 from pipeline.records import Sample
 
 MAX_THREADS = 4  # hashing and reading leave the interpreter's lock alone

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pipeline.backends.resolve import resolve
 from pipeline.captioner import Captioner, SamplingSettings, SpeedSettings
 from pipeline.errors import SampleError
-from pipeline.images import ImageSettings, facts_of, open_image
+from pipeline.images.opening import ImageSettings, facts_of, open_image
 from pipeline.records import ImageFacts, Request, SampleRef
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipeline.formats import sniff
+from pipeline.images.formats import sniff
 from tests.fuzzing import Fuzzed, fuzz, seed_pictures
 
 MAX_SEED_BYTES = 1 << 16

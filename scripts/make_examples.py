@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from pipeline.pack import PackSettings, pack_folder
+from pipeline.input.pack import PackSettings, pack_folder
 
 OUT = Path(__file__).parent / "examples"
 WHEELS = ("scikit-image==0.26.0", "scikit-learn==1.9.1", "matplotlib==3.11.2")

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.errors import SampleError
-from pipeline.images import ImageSettings, open_sample
-from pipeline.reader import read_shard
+from pipeline.images.opening import ImageSettings, open_sample
+from pipeline.input.reader import read_shard
+from pipeline.input.shards import expand_shards
 from pipeline.records import Sample
-from pipeline.shards import expand_shards
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMBERS = (

@@ -24,7 +24,7 @@ from PIL import Image
 
 from pipeline.errors import SampleError
 from pipeline.fixtures import make_image_bytes
-from pipeline.images import ImageSettings, facts_of, open_image
+from pipeline.images.opening import ImageSettings, facts_of, open_image
 from tests.commands import REPOSITORY, environment
 from tests.mutations import mutate
 

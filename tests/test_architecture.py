@@ -17,25 +17,11 @@ from tests.commands import REPOSITORY, environment
 
 Imports = dict[str, set[str]]
 STAGES = (
-    "pipeline.archive",
-    "pipeline.grouping",
-    "pipeline.shards",
-    "pipeline.reader",
+    "pipeline.input",
     "pipeline.images",
+    "pipeline.output",
     "pipeline.prompts",
     "pipeline.prefetch",
-    "pipeline.pack",
-    "pipeline.schema",
-    "pipeline.commit",
-    "pipeline.merge",
-    "pipeline.resume",
-    "pipeline.retry",
-    "pipeline.store",
-    "pipeline.open_shard",
-    "pipeline.footer",
-    "pipeline.failures",
-    "pipeline.identity",
-    "pipeline.job_record",
     "pipeline.throughput",
 )
 STORE = ("commit", "footer", "merge", "open_shard", "resume", "retry", "schema")
@@ -114,7 +100,7 @@ def test_no_arrow_points_the_wrong_way(
 
 def test_only_the_store_writes_parquet() -> None:
     knowing = {arrow.split()[0] for arrow in offenders(("pipeline",), ("pyarrow",))}
-    assert knowing == {f"pipeline.{name}" for name in STORE}
+    assert knowing == {f"pipeline.output.{name}" for name in STORE}
 
 
 def test_the_reading_of_imports_sees_late_and_relative_ones() -> None:

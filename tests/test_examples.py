@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import SampleError
-from pipeline.images import open_sample
+from pipeline.images.opening import open_sample
+from pipeline.input.reader import ShardStats, read_shard
+from pipeline.input.shards import expand_shards
 from pipeline.prompts import PromptTemplate, kept_fields
-from pipeline.reader import ShardStats, read_shard
 from pipeline.records import Sample
-from pipeline.shards import expand_shards
 
 EXAMPLES = Path(__file__).parent.parent / "scripts" / "examples"
 BROKEN = {"cut-off": "truncated", "not-found": "unreadable"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.reader import read_shard
-from pipeline.shards import expand_shards
+from pipeline.input.reader import read_shard
+from pipeline.input.shards import expand_shards
 from tests.commands import REPOSITORY, captionjob
 
 EXAMPLES = str(REPOSITORY / "scripts" / "examples" / "photos-*.tar")

@@ -27,8 +27,8 @@ from pipeline.backends.scripted import ScriptedCaptioner, ScriptedSettings
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.fixtures import make_image_bytes, make_shard, make_tar_bytes
 from pipeline.freed_memory import give_back_freed_memory
-from pipeline.images import ImageSettings
-from pipeline.pixel_room import PixelRoom, bytes_to_open
+from pipeline.images.opening import ImageSettings
+from pipeline.images.pixel_room import PixelRoom, bytes_to_open
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate
 from pipeline.records import Request, Sample, SampleRef
@@ -165,9 +165,9 @@ READ_WITH_LITTLE_MEMORY = """
 import resource, sys
 import bz2, gzip, lzma, zstandard
 from pipeline.errors import ShardError
-from pipeline.images import facts_of, open_sample
+from pipeline.images.opening import facts_of, open_sample
 from pipeline.errors import SampleError
-from pipeline.reader import ReaderSettings, read_shard
+from pipeline.input.reader import ReaderSettings, read_shard
 from pipeline.records import Shard
 
 max_member_bytes, room = int(sys.argv[2]), int(sys.argv[3])

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.fixtures import make_image_bytes, make_shard
-from pipeline.pack import pack_folder
-from pipeline.reader import read_shard
+from pipeline.input.pack import pack_folder
+from pipeline.input.reader import read_shard
 from pipeline.records import Shard
 from tests.commands import REPOSITORY, captionjob
 

@@ -14,9 +14,9 @@ from jobs.results import Output, read_output
 from jobs.scores import Scores, score
 from jobs.workers import read_lines
 from pipeline.errors import RequestError
-from pipeline.job_record import JobRecord
+from pipeline.input.reader import ReaderSettings
+from pipeline.output.job_record import JobRecord
 from pipeline.prompts import fields_needed, kept_fields
-from pipeline.reader import ReaderSettings
 from pipeline.throughput import THROUGHPUT
 
 KINDS = ("most different", "failed", "same", "random")

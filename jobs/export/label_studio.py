@@ -21,8 +21,8 @@ from jobs.export.rows_json import row_json
 from jobs.export.source import ExportRow, Source
 from jobs.export.urls import image_url
 from pipeline.errors import SampleError
-from pipeline.formats import sniff
-from pipeline.images import open_sample
+from pipeline.images.formats import sniff
+from pipeline.images.opening import open_sample
 from pipeline.records import Sample
 
 FROM_NAME, TO_NAME = "caption", "image"

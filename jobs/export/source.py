@@ -13,7 +13,7 @@ from jobs.joining import NO_FIELDS, Join, Pair, joined_rows
 from jobs.results import Output
 from jobs.rows import rows_of
 from pipeline.errors import RequestError
-from pipeline.reader import ReaderSettings
+from pipeline.input.reader import ReaderSettings
 from pipeline.records import Row, Sample, Shard
 
 CORRECTED_COLUMNS = ("corrected_caption", "corrected_by", "corrected_at")

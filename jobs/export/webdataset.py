@@ -19,8 +19,8 @@ from jobs.export.options import ExportOptions
 from jobs.export.rows_json import row_json
 from jobs.export.source import ExportRow, Source
 from pipeline.errors import RequestError
-from pipeline.formats import extension_of, sniff
-from pipeline.reader import ReaderSettings
+from pipeline.images.formats import extension_of, sniff
+from pipeline.input.reader import ReaderSettings
 from pipeline.records import Sample, Shard
 
 ROW_FIELD = "captionjob.json"

@@ -13,7 +13,7 @@ from PIL import Image
 
 from jobs.joining import Pair, joined_rows
 from pipeline.errors import SampleError, ShardError
-from pipeline.images import ImageSettings, open_sample
+from pipeline.images.opening import ImageSettings, open_sample
 from pipeline.records import Row, Sample
 
 SIZES = (320, 240, 160, 96)  # pixels of the longer side; the first that fits the page

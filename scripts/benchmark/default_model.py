@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
-from pipeline.reader import read_shard
+from pipeline.input.reader import read_shard
+from pipeline.input.shards import expand_shards
 from pipeline.records import Sample
-from pipeline.shards import expand_shards
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = str(ROOT / "scripts" / "examples" / "*.tar")

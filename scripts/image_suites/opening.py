@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import SampleError
-from pipeline.images import ImageSettings, facts_of, open_image
+from pipeline.images.opening import ImageSettings, facts_of, open_image
 
 MAX_SECONDS = 30
 LENIENT = ImageSettings(allow_truncated=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
+from pipeline.images.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
 
 MAX_SHARD_BYTES = 100 << 20
 

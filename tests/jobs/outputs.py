@@ -14,8 +14,8 @@ from jobs.run import Run
 from pipeline.backends import scripted
 from pipeline.captioner import SamplingSettings
 from pipeline.fixtures import make_image_bytes, make_shard
+from pipeline.output.store import CommitSettings
 from pipeline.records import Caption, Request
-from pipeline.store import CommitSettings
 
 SCRIPT = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 HOSTILE: Mapping[str, str] = {

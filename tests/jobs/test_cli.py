@@ -18,8 +18,8 @@ from jobs.config import LimitSettings, RunConfig, WorkerSettings
 from jobs.terminal import printable
 from pipeline.errors import RequestError
 from pipeline.fixtures import make_image_bytes, make_photo_shard, make_tar_bytes
-from pipeline.images import ImageSettings
-from pipeline.store import CommitSettings
+from pipeline.images.opening import ImageSettings
+from pipeline.output.store import CommitSettings
 from tests.commands import captionjob, environment
 
 RUN = ("run", "--shards", "a.tar", "--out", "out", "--model", "scripted")

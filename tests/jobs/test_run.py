@@ -26,8 +26,8 @@ from pipeline.backends.scripted import ScriptedCaptioner
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError, SampleError
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
+from pipeline.output.store import CommitSettings
 from pipeline.records import Request, SampleRef
-from pipeline.store import CommitSettings
 from tests.commands import environment, start
 
 COUNTS = (7, 0, 25, 12)

@@ -24,9 +24,9 @@ from jobs.imports import import_label_studio
 from jobs.results import read_output
 from pipeline.errors import JobError, RequestError, ShardError
 from pipeline.fixtures import make_image_bytes, make_shard
-from pipeline.reader import read_shard
+from pipeline.input.reader import read_shard
+from pipeline.input.shards import expand_shards
 from pipeline.records import Row
-from pipeline.shards import expand_shards
 from tests.jobs.conftest import Job
 from tests.jobs.outputs import HOSTILE, make_output, several_captions
 

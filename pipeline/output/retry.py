@@ -18,9 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import RequestError
-from pipeline.merge import Part
-from pipeline.records import STATUSES, Shard
-from pipeline.resume import (
+from pipeline.output.merge import Part
+from pipeline.output.resume import (
     Base,
     Leftover,
     ShardState,
@@ -30,6 +29,7 @@ from pipeline.resume import (
     shard_state,
     version_of,
 )
+from pipeline.records import STATUSES, Shard
 
 RETRY = "_retry"
 

@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.errors import JobError, RequestError
 from pipeline.fixtures import make_image_bytes
-from pipeline.pack import PackSettings, ShardNames, pack_folder
-from pipeline.reader import read_shard
+from pipeline.input.pack import PackSettings, ShardNames, pack_folder
+from pipeline.input.reader import read_shard
+from pipeline.input.shards import expand_shards
 from pipeline.records import Sample
-from pipeline.shards import expand_shards
 
 JPEG, PNG = make_image_bytes("JPEG"), make_image_bytes("PNG")
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
-from pipeline.shards import natural_key
+from pipeline.images.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
+from pipeline.input.shards import natural_key
 
 FIELD_EXTENSIONS = ("json", "txt")
 _SNIFFED_EXTENSION = {"JPEG": "jpg", "JPEG2000": "jp2", "TIFF": "tif", "HEIF": "heic"}

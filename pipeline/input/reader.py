@@ -1,8 +1,8 @@
 """One shard to samples, in order, streaming; and whether the shard ended whole.
 
 webdataset's own iteration is not used here: it loses images of keys with dots, of duplicate
-keys and behind links, and takes a cut tar for a short one. `pipeline.archive` walks the blocks
-instead. What makes a sample:
+keys and behind links, and takes a cut tar for a short one. `pipeline.input.archive` walks the
+blocks instead. What makes a sample:
 
 - Every member with an image extension, whatever its case, is one sample; so is a member with no
   extension whose first bytes are a picture's. Its index is its place among these.
@@ -23,12 +23,12 @@ from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
-from pipeline.archive import Archive, Member, decompressed
 from pipeline.errors import SampleError, ShardError
-from pipeline.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
-from pipeline.grouping import Group, Image
+from pipeline.images.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
+from pipeline.input.archive import Archive, Member, decompressed
+from pipeline.input.grouping import Group, Image
+from pipeline.input.shards import open_shard
 from pipeline.records import Sample, SampleRef, Shard
-from pipeline.shards import open_shard
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -8,8 +8,8 @@ import os
 from dataclasses import asdict, dataclass
 
 from pipeline.errors import ShardError
+from pipeline.input.shards import local_path, open_shard
 from pipeline.records import Shard
-from pipeline.shards import local_path, open_shard
 
 SAMPLE_BYTES = 1 << 16  # hashed at the head and at the tail: reading a whole shard twice is dear
 

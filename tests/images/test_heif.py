@@ -13,7 +13,7 @@ from PIL import Image
 
 from pipeline.errors import SampleError
 from pipeline.fixtures import make_image_bytes, make_picture
-from pipeline.images import ImageSettings, facts_of, open_image
+from pipeline.images.opening import ImageSettings, facts_of, open_image
 from tests.commands import environment
 
 HEADER = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
@@ -25,7 +25,7 @@ Image.init()
 for kind in ("AVIF", "HEIF"):
     Image.OPEN.pop(kind, None)
 from pipeline.errors import SampleError
-from pipeline.images import facts_of, open_image
+from pipeline.images.opening import facts_of, open_image
 data = sys.stdin.buffer.read()
 try:
     open_image(data)

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.commit import publish, temporary_file, write_text
 from pipeline.errors import RequestError
 from pipeline.fault_points import reach
-from pipeline.schema import SCHEMA_VERSION
+from pipeline.output.commit import publish, temporary_file, write_text
+from pipeline.output.schema import SCHEMA_VERSION
 
 JOB_FILE = "_job.json"
 OLD_PREFIX = "_old-"

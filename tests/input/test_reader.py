@@ -19,10 +19,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import reader
 from pipeline.errors import ShardError
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
-from pipeline.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.input import reader
+from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.records import Sample, Shard
 
 # Five samples, jpg + txt: header 512, data padded to 512, so each sample takes 2048 bytes.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline.commit import replace_text
 from pipeline.errors import ShardError
+from pipeline.output.commit import replace_text
+from pipeline.output.resume import FAILED_FILE, PROGRESS, progress_folder
 from pipeline.records import Shard
-from pipeline.resume import FAILED_FILE, PROGRESS, progress_folder
 
 
 def note_failure(out: Path, shard: Shard, error: ShardError) -> None:

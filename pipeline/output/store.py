@@ -6,7 +6,7 @@ its pieces the same way, takes its name only if nobody was first, and then the p
 crash at any instruction leaves each name with a complete file or none, and of two workers on
 one shard the first to finish wins and the other's rows are dropped.
 
-`pipeline.resume` reads back what lies there, and draws the folder.
+`pipeline.output.resume` reads back what lies there, and draws the folder.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import resume
 from pipeline.errors import JobError, RequestError, ShardError
-from pipeline.failures import note_failure
-from pipeline.identity import ShardIdentity
-from pipeline.job_record import JobRecord
-from pipeline.open_shard import OpenShard
+from pipeline.input.identity import ShardIdentity
+from pipeline.output import resume
+from pipeline.output.failures import note_failure
+from pipeline.output.job_record import JobRecord
+from pipeline.output.open_shard import OpenShard
+from pipeline.output.retry import RETRY
+from pipeline.output.schema import RowSchema
 from pipeline.records import Row, Shard
-from pipeline.retry import RETRY
-from pipeline.schema import RowSchema
 
 
 @dataclass(frozen=True, slots=True)

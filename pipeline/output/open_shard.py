@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline import commit, footer, merge, resume
 from pipeline.errors import JobError, ShardError
-from pipeline.failures import list_failures
 from pipeline.fault_points import reach
-from pipeline.identity import ShardIdentity, stamp_of
-from pipeline.job_record import JobRecord
+from pipeline.input.identity import ShardIdentity, stamp_of
+from pipeline.output import commit, footer, merge, resume
+from pipeline.output.failures import list_failures
+from pipeline.output.job_record import JobRecord
+from pipeline.output.retry import base_parts
+from pipeline.output.schema import RowSchema
 from pipeline.records import Row, Shard
-from pipeline.retry import base_parts
-from pipeline.schema import RowSchema
 
 _MAX_TRIES = 20
 

@@ -9,7 +9,7 @@
 A picture is opened by the one decoder that its first bytes name. All of it is decoded; nothing
 that is missing is filled with grey unless `allow_truncated` asks for that. What comes out is
 upright (EXIF orientation applied), in sRGB (ICC applied), opaque (on `background`) and 8 bits
-deep; of an animation the first frame. `pipeline.colours` has the rules for the pixels.
+deep; of an animation the first frame. `pipeline.images.colours` has the rules for the pixels.
 
 Pillow's global switches stay as they are, with two exceptions, both safe between threads: its
 warnings and libtiff's messages are silenced once pictures are opened here, for each is told as an
@@ -25,13 +25,13 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageColor, ImageFile, UnidentifiedImageError
 
-from pipeline.colours import orientation_of, to_rgb, upright
-from pipeline.decoders import prepare_pillow, register_formats
 from pipeline.errors import RequestError, SampleError
-from pipeline.formats import sniff, sniff_foreign, webp_size
-from pipeline.pixel_room import Claim, bytes_to_open, claim_nothing
+from pipeline.images.colours import orientation_of, to_rgb, upright
+from pipeline.images.decoders import prepare_pillow, register_formats
+from pipeline.images.formats import sniff, sniff_foreign, webp_size
+from pipeline.images.pixel_room import Claim, bytes_to_open, claim_nothing
+from pipeline.images.truncation import ends_early
 from pipeline.records import ImageFacts, Sample
-from pipeline.truncation import ends_early
 
 MAX_PIXELS = 178_956_970  # Pillow's own: half a GiB of RGB
 MAX_DETAIL = 200

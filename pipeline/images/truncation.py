@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from pipeline.formats import sniff
+from pipeline.images.formats import sniff
 
 MAX_ENTRIES = 4096
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import commit, merge, resume
 from pipeline.errors import JobError, RequestError, ShardError
 from pipeline.fixtures import make_photo_shard
-from pipeline.identity import identify
-from pipeline.job_record import JobRecord, check_folder, claim_folder
+from pipeline.input.identity import identify
+from pipeline.input.shards import expand_shards
+from pipeline.output import commit, merge, resume
+from pipeline.output.job_record import JobRecord, check_folder, claim_folder
+from pipeline.output.schema import RowSchema
+from pipeline.output.store import CommitSettings, Store
 from pipeline.records import ImageFacts, Row, SampleRef, Shard
-from pipeline.schema import RowSchema
-from pipeline.shards import expand_shards
-from pipeline.store import CommitSettings, Store
 
 RECORD = JobRecord({"prompt": "say", "seed": 0})
 NUM_IMAGES = 12

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import RequestError, ShardError
+from pipeline.input.shards import assign, expand_shards, natural_key, open_shard, shard_id
 from pipeline.records import Shard
-from pipeline.shards import assign, expand_shards, natural_key, open_shard, shard_id
 
 
 @pytest.fixture
@@ -172,7 +172,8 @@ def test_natural_order_is_total(texts: list[str]) -> None:
 
 
 def test_the_input_stages_import_no_torch() -> None:
-    modules = ("shards", "reader", "images", "prompts", "prefetch", "pack", "fixtures")
+    stages = ("input.shards", "input.reader", "input.pack", "images.opening")
+    modules = (*stages, "prompts", "prefetch", "fixtures")
     code = ";".join(f"import pipeline.{name}" for name in modules)
     code += ";import sys;assert not {'torch','webdataset'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from pipeline.identity import ShardIdentity
+from pipeline.input.identity import ShardIdentity
 
 META_JOB = b"captionjob.fingerprint"
 META_SHARD = b"captionjob.shard"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import pipes
 from pipeline.errors import RequestError, ShardError
 from pipeline.fixtures import make_image_bytes, make_photo_shard, make_tar_bytes
-from pipeline.identity import identify, stamp_of
-from pipeline.reader import read_shard
+from pipeline.input import pipes
+from pipeline.input.identity import identify, stamp_of
+from pipeline.input.reader import read_shard
+from pipeline.input.shards import expand_shards, open_shard
 from pipeline.records import Shard
-from pipeline.shards import expand_shards, open_shard
 from tests.commands import captionjob
 
 

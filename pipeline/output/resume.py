@@ -1,6 +1,6 @@
 """What an output folder holds already: shards that are done, pieces of those that are not.
 
-    OUT/_job.json                       what shapes captions (pipeline.job_record)
+    OUT/_job.json                       what shapes captions (pipeline.output.job_record)
     OUT/<shard id>.parquet              a shard that is done
     OUT/_progress/<shard id>/
         00000-<run>.parquet             a piece: finished samples, complete
@@ -25,13 +25,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.commit import is_orphan, is_temporary
 from pipeline.errors import ShardError
-from pipeline.footer import META_JOB as META_JOB  # for those who read an output folder
-from pipeline.footer import META_SHARD as META_SHARD
-from pipeline.footer import Footer, read_footer
-from pipeline.identity import ShardIdentity, identify, stamp_of
-from pipeline.merge import Part
+from pipeline.input.identity import ShardIdentity, identify, stamp_of
+from pipeline.output.commit import is_orphan, is_temporary
+from pipeline.output.footer import META_JOB as META_JOB  # for those who read an output folder
+from pipeline.output.footer import META_SHARD as META_SHARD
+from pipeline.output.footer import Footer, read_footer
+from pipeline.output.merge import Part
 from pipeline.records import Shard
 
 PROGRESS = "_progress"

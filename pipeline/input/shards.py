@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from braceexpand import braceexpand
 
 from pipeline.errors import RequestError, ShardError
-from pipeline.pipes import is_pipe, open_pipe, words_of
+from pipeline.input.pipes import is_pipe, open_pipe, words_of
 from pipeline.records import Shard
 
 SHARD_SUFFIXES = (

@@ -21,7 +21,7 @@ from PIL import Image, ImageCms, ImageFile
 
 from pipeline.errors import RequestError, SampleError
 from pipeline.fixtures import make_image_bytes, make_picture
-from pipeline.images import ImageSettings, facts_of, open_image, open_sample
+from pipeline.images.opening import ImageSettings, facts_of, open_image, open_sample
 from pipeline.records import ImageFacts, Sample, SampleRef
 from tests.commands import environment
 
@@ -483,7 +483,7 @@ def test_no_decoder_talks_past_us_to_the_terminal() -> None:
 import io
 from PIL import Image
 from pipeline.errors import SampleError
-from pipeline.images import open_image
+from pipeline.images.opening import open_image
 buffer = io.BytesIO()
 Image.radial_gradient("L").convert("1").save(buffer, "TIFF", compression="group4")
 data = buffer.getvalue()

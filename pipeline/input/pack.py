@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import JobError, RequestError
-from pipeline.folder import Findings, Picture, find_pictures, with_keys
-from pipeline.shards import natural_key
+from pipeline.input.folder import Findings, Picture, find_pictures, with_keys
+from pipeline.input.shards import natural_key
 
 _NUMBER = re.compile(r"%(0?)([0-9]*)d|\{([0-9]+)\.\.([0-9]*)\}|\{\}")
 

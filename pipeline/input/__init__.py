@@ -1,0 +1,1 @@
+"""Shards in: which there are, who reads which, and the samples that each holds."""
