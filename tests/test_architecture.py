@@ -22,6 +22,7 @@ STAGES = (
     "pipeline.output",
     "pipeline.prompts",
     "pipeline.prefetch",
+    "pipeline.remote",
     "pipeline.throughput",
 )
 STORE = ("commit", "footer", "merge", "open_shard", "resume", "retry", "schema")
