@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.ranks import Place
 from pipeline.backends.resolve import resolve
 from pipeline.captioner import ModelSource, SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
@@ -42,18 +43,12 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Which part of the shards this process takes."""
+    """Which part of the shards this process takes, and how it reads them."""
 
-    rank: int = 0
-    world_size: int = 1
+    place: Place = field(default_factory=Place)
     loader_workers: int = 4
 
     def __post_init__(self) -> None:
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise RequestError(
-                f"--rank {self.rank} of --world-size {self.world_size}: "
-                "wanted a rank from 0 to the world size less 1"
-            )
         if self.loader_workers < 1:
             raise RequestError(f"--loader-workers is {self.loader_workers}; wanted 1 or more")
 
@@ -87,7 +82,7 @@ class RunConfig:
         assert self.schema  # raises for a field that would take a column's name
         if self.retry and (self.overwrite or self.limits.samples is not None):
             raise RequestError("--retry goes neither with --overwrite nor with --limit")
-        if self.limits.samples is not None and self.worker.world_size > 1:
+        if self.limits.samples is not None and self.worker.place.world_size > 1:
             raise RequestError("--limit counts the samples of the whole job; wanted one worker")
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jobs.config import LimitSettings, RunConfig, WorkerSettings
+from jobs.ranks import find_place
+from jobs.sharing import device_of, loaders_of, threads_of
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
 from pipeline.images.opening import ImageSettings
@@ -17,8 +20,10 @@ from pipeline.output.store import CommitSettings
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def run_config(options: Mapping[str, Any]) -> RunConfig:
+def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> RunConfig:
     """Build the settings of `captionjob run`; RequestError names an option that is wrong."""
+    place = find_place(options["rank"], options["world_size"], environ)
+    loader_workers = options["loader_workers"]
     time_limit = options["time_limit"]
     return RunConfig(
         shards=options["shards"],
@@ -49,8 +54,8 @@ def run_config(options: Mapping[str, Any]) -> RunConfig:
         speed=SpeedSettings(
             slots=options["slots"],
             prefill_batch=options["prefill_batch"],
-            device=options["device"],
-            threads=options["threads"],
+            device=device_of(options["device"], place),
+            threads=options["threads"] or threads_of(place, environ),
         ),
         commit=CommitSettings(options["commit_rows"], options["commit_seconds"]),
         limits=LimitSettings(
@@ -59,7 +64,9 @@ def run_config(options: Mapping[str, Any]) -> RunConfig:
             seconds=None if time_limit is None else seconds_of(time_limit),
             grace_seconds=options["grace_seconds"],
         ),
-        worker=WorkerSettings(options["rank"], options["world_size"], options["loader_workers"]),
+        worker=WorkerSettings(
+            place, loaders_of(place) if loader_workers is None else loader_workers
+        ),
         overwrite=options["overwrite"],
         allow_pipe=options["allow_pipe"],
         has_lenient_end=options["lenient_end"],

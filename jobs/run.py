@@ -15,6 +15,7 @@ from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig
 from jobs.display import Display, Silent
 from jobs.feed import Feed, Preparer, ShardStream, weigh_result, weigh_sample
 from jobs.metering import Meter, Reporter
+from jobs.ranks import Place
 from jobs.result import RunResult, plan_line
 from jobs.stopping import GraceOver, Stop
 from jobs.terminal import bytes_text
@@ -54,7 +55,7 @@ class Plan:
         Raises RequestError where the request is wrong.
         """
         found = expand_shards(config.shards, allow_pipe=config.allow_pipe)
-        shards = assign(found, config.worker.rank, config.worker.world_size)
+        shards = assign(found, config.worker.place.rank, config.worker.place.world_size)
         check_place(config.out)
         source = config.source()
         record = config.record(source)
@@ -113,10 +114,11 @@ class Run:
         Raises RequestError where the request is wrong, and JobError where the job cannot go on.
         """
         plan = Plan.make(self.config)
+        if self.config.worker.place.source != Place().source:
+            self.display.say(str(self.config.worker.place))
         self.display.say(plan_line(plan.before))
         stream = self._stream(plan)
-        worker = f"{self.config.worker.rank:05d}-{time.strftime('%m%dT%H%M%S')}"
-        worker = f"{worker}-{secrets.token_hex(3)}"
+        worker = worker_name(self.config.worker.place)
         store = Store(self.config.out, plan.record, self.config.schema, self.config.commit, worker)
         snapshot = Snapshot(resumed_rows=plan.before.num_rows)
         captioner = self._load(plan.source) if stream.shards else None
@@ -236,6 +238,16 @@ class Run:
             if is_sure and counters.error_rows > limit * counters.rows:
                 self.has_too_many_errors = True
                 self.stop.request(f"{counters.error_rows} of {counters.rows} rows are errors")
+
+
+def worker_name(place: Place) -> str:
+    """Return a name that no other process has, such as `00003-of64-Slurm-array-1129T190000-1f2e3d`.
+
+    What stands before the first dash says whose successor a process is.
+    """
+    source = place.source.replace(" ", "-")
+    stamp = f"{time.strftime('%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{place.rank:05d}-of{place.world_size}-{source}-{stamp}"
 
 
 def _close(prefetcher: Prefetcher[Sample, Request | list[Row]]) -> None:

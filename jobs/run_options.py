@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,12 +12,6 @@ from pipeline.captioner import SamplingSettings, SpeedSettings
 Command = TypeVar("Command", bound=Callable[..., Any])
 SAMPLING = SamplingSettings()
 SPEED = SpeedSettings()
-
-
-def _default_loader_workers() -> int:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(2, min(8, cores))
 
 
 def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -63,7 +56,12 @@ MODEL_OPTIONS = _options(
         show_default=True,
         help="Who runs the network: our own engine, or the transformers library.",
     ),
-    click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:N or mps."),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="cpu, cuda, cuda:N or mps; workers of one machine take a GPU each.",
+    ),
     click.option(
         "--dtype",
         type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -156,25 +154,21 @@ SPEED_OPTIONS = _options(
         help="Prompts that run through the network together.",
     ),
     click.option(
-        "--threads", type=int, default=SPEED.threads, help="Of torch.  [default: its own choice]"
+        "--threads",
+        type=int,
+        default=SPEED.threads,
+        help="Of torch.  [default: its own choice, or a share of the cores]",
     ),
     click.option(
         "--loader-workers",
         type=int,
-        default=_default_loader_workers,
-        show_default="one a core, 2 to 8",
+        show_default="one a core of its own, 2 to 8",
         help="Threads that read and open images.",
     ),
     click.option(
-        "--rank", type=int, default=0, show_default=True, help="Which worker this is, from 0."
+        "--rank", type=int, help="Which worker this is, from 0.  [default: as the engine tells]"
     ),
-    click.option(
-        "--world-size",
-        type=int,
-        default=1,
-        show_default=True,
-        help="How many workers share the shards.",
-    ),
+    click.option("--world-size", type=int, help="How many workers share the shards."),
 )
 END_OPTIONS = _options(
     click.option(

@@ -31,7 +31,14 @@ class Placement:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; RequestError if absent."""
+    """Return the device of `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; RequestError if absent.
+
+    `auto@3` and `cuda@3` are those of the fourth worker on this machine: workers take the GPUs
+    that are visible here in turn.
+    """
+    name, _, worker = name.partition("@")
+    if worker and name != "cpu" and torch.cuda.device_count() > 1:
+        return torch.device("cuda", int(worker) % torch.cuda.device_count())
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")

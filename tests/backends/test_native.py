@@ -143,3 +143,14 @@ def test_a_cache_that_fits_at_no_size_ends_the_job_in_one_line(
     made = captioner(SamplingSettings(max_new_tokens=4), SpeedSettings(slots=4))
     with pytest.raises(JobError, match="KV cache of 1 slots does not fit"):
         list(made.caption(ListSource(requests_of(made, ["what"]))))
+
+
+def test_workers_of_one_machine_take_the_visible_gpus_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    chosen = [choose_device(f"auto@{worker}") for worker in (0, 3, 5)]
+    assert [str(device) for device in chosen] == ["cuda:0", "cuda:3", "cuda:1"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert choose_device("auto@3").type in ("cpu", "mps")

@@ -155,8 +155,13 @@ BAD_REQUESTS = {
     "keep a column": ([*RUN, "--keep", "caption"], "--keep caption"),
     "keep twice": ([*RUN, "--keep", "txt", "--keep", "txt"], "--keep txt"),
     "limit": ([*RUN, "--limit", "0"], "--limit is 0"),
-    "limit of workers": ([*RUN, "--limit", "3", "--world-size", "2"], "--limit"),
-    "rank": ([*RUN, "--rank", "2", "--world-size", "2"], "--rank 2"),
+    "limit of workers": (
+        [*RUN, "--limit", "3", "--rank", "0", "--world-size", "2"],
+        "--limit",
+    ),
+    "rank": ([*RUN, "--rank", "2", "--world-size", "2"], "worker 2 of 2"),
+    "rank alone": ([*RUN, "--rank", "0"], "--rank is given without --world-size"),
+    "world size alone": ([*RUN, "--world-size", "2"], "--world-size is given without --rank"),
     "commit rows": ([*RUN, "--commit-rows", "0"], "--commit-rows is 0"),
     "commit seconds": ([*RUN, "--commit-seconds", "0"], "--commit-seconds is 0"),
     "retry": ([*RUN, "--retry", "error"], "--retry is 'error'"),
@@ -296,7 +301,7 @@ def test_defaults_of_the_command_line_are_those_of_the_settings() -> None:
     assert config.images == ImageSettings()
     assert config.commit == CommitSettings()
     assert config.limits == LimitSettings()
-    assert config.worker.rank == WorkerSettings().rank
+    assert config.worker.place == WorkerSettings().place
 
 
 @pytest.mark.parametrize(

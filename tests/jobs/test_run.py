@@ -19,6 +19,7 @@ import pytest
 
 from jobs.config import LimitSettings, RunConfig, WorkerSettings
 from jobs.display import Silent, Standing
+from jobs.ranks import Place
 from jobs.result import RunResult, summary
 from jobs.run import Run
 from jobs.stopping import GraceOver, Stop
@@ -177,7 +178,7 @@ def test_a_limit_at_a_shards_very_end_still_makes_it_whole(config: RunConfig) ->
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_each_image_has_one_row_at_any_world_size(config: RunConfig, world_size: int) -> None:
     for rank in range(world_size):
-        worker = WorkerSettings(rank=rank, world_size=world_size, loader_workers=1)
+        worker = WorkerSettings(Place(rank, world_size), loader_workers=1)
         assert run(replace(config, worker=worker)).exit_code == 0
     assert len(rows_of(config.out)) == NUM_IMAGES
 
