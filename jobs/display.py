@@ -26,7 +26,7 @@ class Standing:
     @property
     def seconds_left(self) -> float | None:
         """At this run's own rate."""
-        rate = self.snapshot.images_per_second
+        rate = self.snapshot.finished_per_second
         if self.num_total is None or not rate:
             return None
         return max(0, self.num_total - self.num_images) / rate

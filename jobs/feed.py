@@ -8,6 +8,7 @@ ShardStream ──► Sample ──► Preparer ──► Request ──► Feed
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -183,9 +184,26 @@ class Feed:
         self._store = store
         self._stop = stop
         self._add_row = add_row
+        self._starved_since: float | None = None
+        self._starved_seconds = 0.0
+
+    @property
+    def starved_seconds(self) -> float:
+        """Seconds in which the network wanted more requests than were ready."""
+        since = self._starved_since
+        return self._starved_seconds + (0.0 if since is None else time.perf_counter() - since)
 
     def take(self, max_requests: int, *, block: bool) -> list[Request]:
         """Return up to `max_requests` that are ready; with `block`, wait for at least one."""
+        requests = self._take(max_requests, block=block)
+        now = time.perf_counter()
+        if self._starved_since is not None:
+            self._starved_seconds += now - self._starved_since
+        is_short = len(requests) < max_requests and not self.is_exhausted
+        self._starved_since = now if is_short else None
+        return requests
+
+    def _take(self, max_requests: int, *, block: bool) -> list[Request]:
         while not self._stop.is_requested:
             results = self._prefetcher.take(max_requests, block=block)
             with self._stop.protected():

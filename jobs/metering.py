@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 
 from jobs.display import Display, Standing
-from jobs.feed import ShardStream
+from jobs.feed import Feed, ShardStream
 from jobs.stopping import Stop
 from pipeline.output.resume import FolderState
 from pipeline.output.store import Store
@@ -24,7 +24,9 @@ class Meter:
     stream: ShardStream
     store: Store
     before: FolderState
+    feed: Feed
     began: float = field(default_factory=time.perf_counter)
+    cpu_began: float = field(default_factory=time.process_time)
 
     def snapshot(self) -> Snapshot:
         """Return what was done since captioning began."""
@@ -39,6 +41,8 @@ class Meter:
             resumed_rows=self.before.num_rows,
             bytes_read=self.stream.bytes_read,
             writing_seconds=counters.writing_seconds,
+            starved_seconds=self.feed.starved_seconds,
+            cpu_seconds=time.process_time() - self.cpu_began,
             **engine,
         )
 

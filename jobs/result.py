@@ -9,7 +9,8 @@ from pathlib import Path
 from jobs.stopping import EXIT_AGAIN
 from jobs.terminal import plural, printable, time_text
 from pipeline.output.resume import FAILED_FILE, PROGRESS, FolderState
-from pipeline.throughput import THROUGHPUT, Snapshot, Tuning, table
+from pipeline.throughput import THROUGHPUT, Snapshot
+from pipeline.verdict import Tuning, table
 
 EXIT_DONE, EXIT_FAILED, EXIT_REQUEST = 0, 1, 2
 MAX_FAILED_SHOWN = 10

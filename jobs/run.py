@@ -17,6 +17,7 @@ from jobs.feed import Feed, Preparer, ShardStream, weigh_result, weigh_sample
 from jobs.metering import Meter, Reporter
 from jobs.ranks import Place
 from jobs.result import RunResult, plan_line
+from jobs.sharing import num_cores
 from jobs.stopping import GraceOver, Stop
 from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
@@ -31,7 +32,8 @@ from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.records import Request, Row, Sample, Shard
-from pipeline.throughput import Snapshot, ThroughputLog, Tuning
+from pipeline.throughput import Snapshot, ThroughputLog
+from pipeline.verdict import Tuning
 
 TICK_SECONDS = 0.5
 CLOSE_SECONDS = 1.0  # that threads stuck in a read may keep the end waiting
@@ -95,6 +97,9 @@ class Plan:
             config.speed.slots,
             config.speed.prefill_batch,
             config.commit.rows,
+            # The default model sees in float32 whatever is asked for.
+            "" if self.source.family == "default" else self.source.fingerprint.get("dtype", ""),
+            num_cores() // config.worker.place.local_size,
         )
 
 
@@ -192,9 +197,9 @@ class Run:
             stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
         )
         log = ThroughputLog(config.out, worker)
-        meter = Meter(captioner.counters, stream, store, plan.before)
-        reporter = Reporter(meter, log, self.display, self.stop)
         feed = Feed(prefetcher, stream, store, self.stop, lambda row: self._add(row, store))
+        meter = Meter(captioner.counters, stream, store, plan.before, feed)
+        reporter = Reporter(meter, log, self.display, self.stop)
         try:
             with Ticker(reporter.tick, TICK_SECONDS) as ticker:
                 self._answer(captioner, feed, store, ticker)

@@ -51,8 +51,16 @@ class Status:
 
     @property
     def rate_now(self) -> float:
-        """Images a second of all workers that run."""
+        """Images a second that all workers caption now."""
         return sum(worker.rate_now or worker.rate for worker in self.running)
+
+    @property
+    def finished_now(self) -> float:
+        """Images a second that get their rows now, copies of identical ones among them."""
+        return sum(
+            worker.finished_now or worker.last.snapshot.finished_per_second
+            for worker in self.running
+        )
 
     @property
     def running(self) -> tuple[Worker, ...]:
@@ -67,10 +75,10 @@ class Status:
     @property
     def seconds_left(self) -> float | None:
         """Time left at the rate of now."""
-        if self.num_total is None or not self.rate_now:
+        if self.num_total is None or not self.finished_now:
             return None
         rows = max(0, self.num_total - self.num_rows)
-        return rows / self.output.num_captions / self.rate_now
+        return rows / self.output.num_captions / self.finished_now
 
     @property
     def is_over(self) -> bool:

@@ -44,17 +44,25 @@ class Worker:
 
     @property
     def rate_now(self) -> float:
-        """Images a second between the last two lines."""
-        if self.state != "running" or self.before is None:
-            return 0.0
-        seconds = self.last.snapshot.seconds - self.before.snapshot.seconds
-        images = self.last.snapshot.images - self.before.snapshot.images
-        return images / seconds if seconds > 0 else 0.0
+        """Images a second that were captioned between the last two lines."""
+        return self._lately.images_per_second
+
+    @property
+    def finished_now(self) -> float:
+        """The same with the images that got the caption of an identical one."""
+        return self._lately.finished_per_second
 
     @property
     def rate(self) -> float:
         """Images a second over the worker's run."""
         return self.last.snapshot.images_per_second
+
+    @property
+    def _lately(self) -> Snapshot:
+        """What was done between the last two lines; nothing once it does not run."""
+        if self.state != "running" or self.before is None:
+            return Snapshot()
+        return self.last.snapshot - self.before.snapshot
 
 
 def read_workers(out: Path, now: float) -> tuple[Worker, ...]:

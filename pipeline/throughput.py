@@ -1,4 +1,4 @@
-"""What the job has done so far, to JSON lines while it runs and a table for people at the end.
+"""What the job has done so far, to JSON lines while it runs.
 
 Counters count this run's work alone and only ever grow; rows that an earlier run committed are
 in `resumed_rows` and in no rate. `OUT/_throughput/<worker>.jsonl` gets one line an interval,
@@ -11,13 +11,12 @@ import contextlib
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from pipeline.errors import JobError
 
 THROUGHPUT = "_throughput"
-MIN_SECONDS = 5.0  # in less, first calls and warm-up outweigh everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,23 @@ class Snapshot:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     writing_seconds: float = 0.0
+    copied_images: int = 0  # of `images`: those that got the caption of an identical one
+    starved_seconds: float = 0.0  # the network was handed less than it asked for
+    cpu_seconds: float = 0.0  # of all threads of this process
+
+    def __sub__(self, earlier: Snapshot) -> Snapshot:
+        """Return what was done between two moments."""
+        names = [one.name for one in fields(self)]
+        return Snapshot(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
     @property
     def images_per_second(self) -> float:
-        """Images whose rows this run made, over its wall time."""
+        """Images that the network captioned in this run, copies left out, over its wall time."""
+        return _ratio(self.images - self.copied_images, self.seconds)
+
+    @property
+    def finished_per_second(self) -> float:
+        """Images whose rows this run made, copies among them, over its wall time."""
         return _ratio(self.images, self.seconds)
 
     @property
@@ -62,6 +74,13 @@ class Snapshot:
     def slots_busy(self) -> float:
         """Share of slot-steps in which a sequence was live."""
         return _ratio(self.busy_slot_steps, self.total_slot_steps)
+
+    @property
+    def other_share(self) -> float:
+        """Share of the wall time that no stage accounts for."""
+        stages = self.waiting_seconds + self.writing_seconds
+        stages += self.vision_seconds + self.prefill_seconds + self.decode_seconds
+        return max(0.0, 1 - _ratio(stages, self.seconds)) if self.seconds else 0.0
 
     def share(self, seconds: float) -> float:
         """Return a stage's share of the wall time."""
@@ -105,81 +124,6 @@ class ThroughputLog:
 
     def _failure(self, error: OSError) -> JobError:
         return JobError(f"{self._path} cannot be written: {error.strerror or error}")
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """The speed settings that a verdict can ask to change."""
-
-    loader_workers: int
-    slots: int
-    prefill_batch: int
-    commit_rows: int
-
-
-def verdict(snapshot: Snapshot, tuning: Tuning) -> str:
-    """Say in one line what bounds the job, and what to change."""
-    waiting = snapshot.share(snapshot.waiting_seconds)
-    writing = snapshot.share(snapshot.writing_seconds)
-    if not snapshot.images:
-        return "nothing was captioned in this run"
-    if snapshot.seconds < MIN_SECONDS:
-        return "too short a run to say what bounds it"
-    if waiting > 0.15 and waiting >= writing:
-        return (
-            f"loader-bound: the network waited {waiting:.0%} of the time; "
-            f"try --loader-workers {tuning.loader_workers * 2}"
-        )
-    if writing > 0.15:
-        return (
-            f"writer-bound: {writing:.0%} of the time went into writing; "
-            f"try --commit-rows {tuning.commit_rows * 4}, or a faster disk"
-        )
-    stages = {
-        "vision": snapshot.share(snapshot.vision_seconds),
-        "prefill": snapshot.share(snapshot.prefill_seconds),
-        "decode": snapshot.share(snapshot.decode_seconds),
-    }
-    stage = max(stages, key=lambda name: stages[name])
-    return (
-        f"network-bound, {stages[stage]:.0%} of it in {stage}; {_advice(stage, snapshot, tuning)}"
-    )
-
-
-def _advice(stage: str, snapshot: Snapshot, tuning: Tuning) -> str:
-    if stage == "decode" and snapshot.slots_busy > 0.8:
-        return f"try --slots {tuning.slots * 2} if memory allows"
-    if stage == "decode":
-        return (
-            f"slots were busy {snapshot.slots_busy:.0%}; fewer --slots would do for so few images"
-        )
-    if stage == "prefill" and snapshot.padding_share > 0.3:
-        padding = f"{snapshot.padding_share:.0%} of prefill was padding"
-        return f"{padding}; try --prefill-batch {max(1, tuning.prefill_batch // 2)}"
-    if stage == "prefill":
-        return "a shorter --prompt, or a faster device"
-    return "a faster device, or --dtype bfloat16 where the device has it"
-
-
-def table(snapshot: Snapshot, tuning: Tuning) -> list[str]:
-    """Return the last line's numbers as lines for people, the verdict last."""
-    cells = (
-        ("images/s", f"{snapshot.images_per_second:.1f}"),
-        ("tokens/s", f"{snapshot.tokens_per_second:.0f}"),
-        ("waiting", f"{snapshot.share(snapshot.waiting_seconds):.0%}"),
-        ("vision", f"{snapshot.share(snapshot.vision_seconds):.0%}"),
-        ("prefill", f"{snapshot.share(snapshot.prefill_seconds):.0%}"),
-        ("decode", f"{snapshot.share(snapshot.decode_seconds):.0%}"),
-        ("writing", f"{snapshot.share(snapshot.writing_seconds):.0%}"),
-        ("padding", f"{snapshot.padding_share:.0%}"),
-        ("slots busy", f"{snapshot.slots_busy:.0%}"),
-    )
-    widths = [max(len(name), len(value)) for name, value in cells]
-    return [
-        "  ".join(name.rjust(width) for (name, _), width in zip(cells, widths, strict=True)),
-        "  ".join(value.rjust(width) for (_, value), width in zip(cells, widths, strict=True)),
-        verdict(snapshot, tuning),
-    ]
 
 
 def _ratio(part: float, whole: float) -> float:

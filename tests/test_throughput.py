@@ -1,4 +1,4 @@
-"""Counters to JSON lines, and to words that say what bounds a job."""
+"""Counters to JSON lines, and the rates that follow from them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.throughput import Snapshot, ThroughputLog, Tuning, table, verdict
-
-TUNING = Tuning(loader_workers=4, slots=64, prefill_batch=16, commit_rows=1000)
-BUSY = {"seconds": 100.0, "images": 1000, "new_tokens": 12000}
+from pipeline.throughput import Snapshot, ThroughputLog
 
 
 def test_each_line_is_json_with_time_and_worker(tmp_path: Path) -> None:
@@ -26,32 +23,21 @@ def test_each_line_is_json_with_time_and_worker(tmp_path: Path) -> None:
     assert {one.name for one in fields(Snapshot)} <= last.keys()
 
 
-@pytest.mark.parametrize(
-    ("counters", "words"),
-    [
-        ({"waiting_seconds": 41.0}, "loader-bound: the network waited 41% of the time"),
-        ({"waiting_seconds": 41.0}, "try --loader-workers 8"),
-        ({"writing_seconds": 30.0}, "writer-bound"),
-        ({"vision_seconds": 80.0}, "80% of it in vision"),
-        (
-            {"decode_seconds": 80.0, "busy_slot_steps": 9, "total_slot_steps": 10},
-            "try --slots 128",
-        ),
-        ({"prefill_seconds": 80.0, "prompt_tokens": 6, "padding_tokens": 4}, "--prefill-batch 8"),
-        ({"seconds": 1.0}, "too short"),
-        ({"images": 0}, "nothing was captioned"),
-    ],
-)
-def test_the_verdict_says_what_bounds_the_job(counters: dict[str, float], words: str) -> None:
-    assert words in verdict(Snapshot(**{**BUSY, **counters}), TUNING)  # type: ignore[arg-type]
+def test_rates_count_what_was_captioned_in_this_run_alone() -> None:
+    snapshot = Snapshot(seconds=10.0, images=50, copied_images=20, resumed_rows=100_000)
+    assert snapshot.images_per_second == 3.0
+    assert snapshot.finished_per_second == 5.0
 
 
-def test_rates_count_this_runs_work_alone() -> None:
-    snapshot = Snapshot(seconds=10.0, images=50, new_tokens=500, resumed_rows=100_000)
-    names, values, _ = table(snapshot, TUNING)
-    assert names.split()[:2] == ["images/s", "tokens/s"]
-    assert values.split()[:2] == ["5.0", "50"]
+def test_what_was_done_between_two_moments_is_their_difference() -> None:
+    early = Snapshot(seconds=10.0, images=50, vision_seconds=4.0)
+    late = Snapshot(seconds=30.0, images=90, vision_seconds=14.0)
+    between = late - early
+    assert (between.seconds, between.images) == (20.0, 40)
+    assert between.share(between.vision_seconds) == 0.5
 
 
-def test_no_work_divides_by_nothing() -> None:
-    assert table(Snapshot(), TUNING)[1].split()[0] == "0.0"
+def test_what_no_stage_accounts_for_is_other() -> None:
+    snapshot = Snapshot(seconds=10.0, waiting_seconds=1, vision_seconds=2, prefill_seconds=1.5)
+    assert snapshot.other_share == pytest.approx(0.55)
+    assert Snapshot().other_share == 0.0

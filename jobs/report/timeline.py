@@ -17,7 +17,7 @@ from pipeline.throughput import THROUGHPUT, Snapshot
 MAX_BINS = 120
 STAGES = ("waiting", "vision", "prefill", "decode", "writing")
 _COUNTERS = (
-    *("images", "new_tokens", "seconds", "padding_tokens", "prompt_tokens"),
+    *("images", "copied_images", "new_tokens", "seconds", "padding_tokens", "prompt_tokens"),
     *("busy_slot_steps", "total_slot_steps"),
     *(f"{stage}_seconds" for stage in STAGES),
 )
@@ -94,7 +94,9 @@ def _timeline(sums: dict[str, Numbers], width: float, runs: Sequence[Sequence[Li
     total = {name: sum(getattr(run[-1].snapshot, name) for run in runs) for name in _COUNTERS}
     return Timeline(
         seconds=(np.arange(num_bins) + 0.5) * width,
-        images_per_second=_ratio(sums["images"], np.where(ran, width * share, 0)),
+        images_per_second=_ratio(
+            sums["images"] - sums["copied_images"], np.where(ran, width * share, 0)
+        ),
         stages={
             stage: np.minimum(1.0, _ratio(sums[f"{stage}_seconds"], sums["seconds"]))
             for stage in STAGES

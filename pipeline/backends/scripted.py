@@ -1,12 +1,16 @@
 """Fixed answers without a network, for tests of the job around it: `--model scripted`.
 
-A caption depends on the key, the image's hash and the caption index alone. Behaviour is set in
-the model's name, `scripted:latency=0.01,shuffle=7,fail=broken`:
+A caption depends on the key, the image's hash, the prompt and the caption index alone.
+Behaviour is set in the model's name, `scripted:latency=0.01,shuffle=7,fail=broken`:
 
     latency=SECONDS   that a step takes                      (shapes no captions)
     shuffle=SEED      sequences finish in a seeded disorder  (shapes no captions)
     fail=TEXT         samples with TEXT in their key get the error `scripted`
     load=SECONDS      that loading takes                     (shapes no captions)
+    open=SECONDS      that a loader thread takes an image    (shapes no captions)
+    vision=SECONDS    that the network takes an image        (shapes no captions)
+    prefill=SECONDS   that the network takes a prefill       (shapes no captions)
+    greedy=1          the key has no say, as in a greedy network
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ import hashlib
 import random
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError, SampleError
@@ -37,26 +41,25 @@ class ScriptedSettings:
     shuffle: int = 0
     fail: str = ""
     load: float = 0.0
+    open: float = 0.0
+    vision: float = 0.0
+    prefill: float = 0.0
+    greedy: int = 0
 
     @classmethod
     def parse(cls, model: str) -> ScriptedSettings:
         """Read `scripted` or `scripted:NAME=VALUE,...`."""
-        kinds = {one.name: type(one.default) for one in fields(cls)}
-        found: dict[str, str] = {}
+        kinds: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)}
+        found: dict[str, Any] = {}
         for part in filter(None, model.removeprefix(NAME).removeprefix(":").split(",")):
             name, _, value = part.partition("=")
             if name not in kinds:
                 raise RequestError(f"--model {model!r}: no option {name!r} in scripted")
-            found[name] = value
-        try:
-            return cls(
-                latency=float(found.get("latency", 0)),
-                shuffle=int(found.get("shuffle", 0)),
-                fail=found.get("fail", ""),
-                load=float(found.get("load", 0)),
-            )
-        except ValueError as error:
-            raise RequestError(f"--model {model!r}: {error}") from None
+            try:
+                found[name] = kinds[name](value)
+            except ValueError as error:
+                raise RequestError(f"--model {model!r}: {error}") from None
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class ScriptedSource:
     @property
     def fingerprint(self) -> Mapping[str, str]:
         """What identifies the model in `_job.json`."""
-        return {"name": NAME, "family": NAME, "backend": NAME, "fail": self.settings.fail}
+        found = {"name": NAME, "family": NAME, "backend": NAME, "fail": self.settings.fail}
+        return found | ({"greedy": "1"} if self.settings.greedy else {})
 
     def load(self, sampling: SamplingSettings, speed: SpeedSettings) -> ScriptedCaptioner:
         """Wait as long as the settings say."""
@@ -99,6 +103,7 @@ class ScriptedCaptioner:
         kept: Mapping[str, str | None],
     ) -> Request:
         """Make a request without pixels; SampleError where the settings ask for one."""
+        time.sleep(self.settings.open)
         if self.settings.fail and self.settings.fail in ref.key:
             raise SampleError("scripted", f"{ref.key} was asked to fail")
         return Request(ref=ref, facts=facts, prompt_ids=_ids(prompt), kept=kept)
@@ -114,14 +119,17 @@ class ScriptedCaptioner:
         while True:
             began = time.perf_counter()
             is_waiting = not live
+            admitted: list[Request] = []
             while len(live) < self.speed.slots and not source.is_exhausted:
                 requests = source.take(self.speed.slots - len(live), block=not live)
                 if not requests:
                     break
                 live += [(one, i) for one in requests for i in range(self.sampling.num_captions)]
-                self._count_prefill(requests)
+                admitted += requests
             if is_waiting:
                 self.counters.waiting_seconds += time.perf_counter() - began
+            if admitted:
+                self._prefill(admitted)
             if not live:
                 if source.is_exhausted:
                     return
@@ -138,11 +146,24 @@ class ScriptedCaptioner:
         for _ in range(max(1, len(live) // 4)):
             place = order.randrange(len(live)) if self.settings.shuffle else 0
             request, caption_index = live.pop(place)
-            caption = answer(request, caption_index)
+            caption = answer(self._asked(request), caption_index)
+            caption = replace(caption, request=request)
             self.counters.new_tokens += caption.num_caption_tokens
             yield caption
 
-    def _count_prefill(self, requests: list[Request]) -> None:
+    def _asked(self, request: Request) -> Request:
+        """Return what the answer depends on."""
+        if not self.settings.greedy:
+            return request
+        return replace(request, ref=replace(request.ref, key=""))
+
+    def _prefill(self, requests: list[Request]) -> None:
+        began = time.perf_counter()
+        time.sleep(self.settings.vision * len(requests))
+        seen = time.perf_counter()
+        time.sleep(self.settings.prefill)
+        self.counters.vision_seconds += seen - began
+        self.counters.prefill_seconds += time.perf_counter() - seen
         longest = max(len(one.prompt_ids) for one in requests)
         num_tokens = sum(len(one.prompt_ids) for one in requests)
         self.counters.prefills += 1
