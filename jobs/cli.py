@@ -8,12 +8,15 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
 
 from jobs.commands_results import RESULT_COMMANDS
+from jobs.commands_launch import launch
+from jobs.requeue import requeued
 from jobs.run_options import (
     CAPTION_OPTIONS,
     END_OPTIONS,
@@ -70,13 +73,14 @@ def run(**options: Any) -> None:
       captionjob run --shards 'shards/*.tar' --out captions
       captionjob run --shards shards/00000.tar --out captions --limit 20 --dry-run
     """
-    with nothing_done_yet():
+    end = partial(requeued, max_requeues=options.pop("max_requeues"), environment=os.environ)
+    with nothing_done_yet(end):
         from jobs.commands import dry_run, run_job
         from jobs.options import run_config
 
         is_dry = options.pop("dry_run")
         config = run_config(options)
-        sys.exit(dry_run(config) if is_dry else run_job(config))
+        sys.exit(dry_run(config) if is_dry else end(run_job(config)))
 
 
 @cli.command()
@@ -137,6 +141,7 @@ def models() -> None:
 
 for _command in RESULT_COMMANDS:
     cli.add_command(_command)
+cli.add_command(launch)
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def _retry(text: str | None, *, is_failed: bool) -> frozenset[str]:
     return statuses | {"error"} if is_failed else statuses
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(text: str, option: str = "--time-limit") -> float:
     """Read `3600`, `90m`, `1h30m`, `1:30:00`, `1-12:00:00`; RequestError for anything else."""
     clock = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if clock:
@@ -90,4 +90,4 @@ def seconds_of(text: str) -> float:
     if re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
         parts = re.findall(r"([\d.]+)([smhd])", text)
         return sum(float(count) * _UNITS[unit] for count, unit in parts)
-    raise RequestError(f"--time-limit is {text!r}; wanted a time such as 90m, 3h or 1:30:00")
+    raise RequestError(f"{option} is {text!r}; wanted a time such as 90m, 3h or 1:30:00")

@@ -209,6 +209,12 @@ END_OPTIONS = _options(
         help="After a signal, be gone within this time.",
     ),
     click.option(
+        "--max-requeues",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="In a job of Slurm: ask it to start this again after exit 75, at most N times.",
+    ),
+    click.option(
         "--retry-failed",
         is_flag=True,
         help="Make the error rows of finished shards again, and only those.",

@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -26,18 +26,21 @@ EXIT_AGAIN = 75
 
 
 @contextlib.contextmanager
-def nothing_done_yet() -> Iterator[None]:
-    """Exit with 75 at a signal while modules are imported: a scheduler is to start it again."""
-    before = {number: signal.signal(number, _exit_again) for number in SIGNALS}
+def nothing_done_yet(end: Callable[[int], int] = int) -> Iterator[None]:
+    """Exit with 75 at a signal while modules are imported: a scheduler is to start it again.
+
+    `end` is called with that code first, and returns the code to exit with.
+    """
+
+    def exit_again(number: int, frame: FrameType | None) -> None:
+        os._exit(end(EXIT_AGAIN))
+
+    before = {number: signal.signal(number, exit_again) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _exit_again(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_AGAIN)
 
 
 class GraceOver(BaseException):

@@ -1,0 +1,109 @@
+"""`captionjob launch`: the same job as many workers, on an engine that a cluster already has.
+
+Thin skins, as in `jobs.cli`. What stands behind `--` are options of `captionjob run`; they are
+checked before anything is printed or submitted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from jobs.launch.run_words import RunWords
+
+RUN_WORDS = click.argument("run_options", nargs=-1, type=click.UNPROCESSED)
+
+
+@click.group()
+def launch() -> None:
+    """Start a job as many workers, on Slurm.
+
+    \b
+    Example:
+      captionjob launch slurm --array 64 --gpus 1 --time 4:00:00 -- --shards '/data/*.tar' --out /out
+    """
+
+
+def _run_words(words: tuple[str, ...]) -> RunWords:
+    from jobs.launch.run_words import RunWords
+
+    group = click.get_current_context().find_root().command
+    assert isinstance(group, click.Group)
+    return RunWords.parse(group.commands["run"], words)
+
+
+@launch.command()
+@click.option(
+    "--array", type=click.IntRange(min=1), required=True, metavar="N", help="How many workers."
+)
+@click.option("--time", metavar="TIME", help="Limit of each worker's run: 4:00:00, 90m.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of each worker; a worker drives one.",
+)
+@click.option(
+    "--cpus", type=click.IntRange(min=1), default=4, show_default=True, help="Of each worker."
+)
+@click.option("--mem", metavar="SIZE", help="Of each worker, such as 16G.")
+@click.option("--partition", help="Slurm's partition.")
+@click.option("--account", help="Slurm's account.")
+@click.option(
+    "--max-running", type=click.IntRange(min=1), metavar="N", help="Workers at the same time."
+)
+@click.option(
+    "--signal-seconds",
+    type=click.IntRange(min=1),
+    default=120,
+    show_default=True,
+    help="Before the limit, a worker is told to commit and exit 75.",
+)
+@click.option(
+    "--max-requeues",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="How often a worker may be started again.",
+)
+@click.option("--name", default="captionjob", show_default=True, help="Of the job.")
+@click.option(
+    "--logs", default="logs", show_default=True, metavar="FOLDER", help="A file a worker goes here."
+)
+@click.option(
+    "--setup", multiple=True, metavar="LINE", help="Shell before the worker starts; repeatable."
+)
+@click.option(
+    "--sbatch",
+    multiple=True,
+    metavar="OPTION",
+    help="A further option of sbatch, such as --sbatch=--qos=low; repeatable.",
+)
+@click.option("--submit", is_flag=True, help="Submit the script instead of printing it.")
+@RUN_WORDS
+def slurm(run_options: tuple[str, ...], submit: bool, logs: str, **options: Any) -> None:
+    """Print a script that submits an array of workers to Slurm, and a `verify` behind it.
+
+    A worker that is told to stop (time limit, preemption) commits and is started again. The
+    check runs after the array, whatever became of it. Give the same command again to go on.
+
+    \b
+    Examples:
+      captionjob launch slurm --array 64 --gpus 1 --time 4:00:00 -- \\
+          --shards '/data/{0000..0999}.tar' --out /data/captions > job.sh && bash job.sh
+      captionjob launch slurm --array 64 --submit -- --shards '/data/*.tar' --out /data/captions
+    """
+    from jobs.launch.slurm import SlurmSettings, slurm_script, submit_script
+
+    settings = SlurmSettings(logs=Path(logs), **options)
+    run = _run_words(run_options)
+    run.check()
+    script = slurm_script(settings, run)
+    if submit:
+        submit_script(script)
+    else:
+        click.echo(script, nl=False)
