@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from jobs.commands_results import RESULT_COMMANDS
 from jobs.commands_launch import launch
+from jobs.commands_results import RESULT_COMMANDS
 from jobs.requeue import requeued
 from jobs.run_options import (
     CAPTION_OPTIONS,

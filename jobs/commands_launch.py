@@ -23,7 +23,7 @@ def launch() -> None:
 
     \b
     Example:
-      captionjob launch slurm --array 64 --gpus 1 --time 4:00:00 -- --shards '/data/*.tar' --out /out
+      captionjob launch slurm --array 64 --gpus 1 -- --shards '/data/*.tar' --out /data/captions
     """
 
 

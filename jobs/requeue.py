@@ -67,4 +67,3 @@ def _state(job: str) -> str:
 
 def _say(text: str) -> None:
     print(f"captionjob: {text}", file=sys.stderr, flush=True)
-

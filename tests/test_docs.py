@@ -15,7 +15,20 @@ from jobs.stopping import EXIT_AGAIN
 from tests.commands import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-COMMANDS = sorted(cli.commands)
+
+
+def commands_of(group: click.Group, names: str = "") -> dict[str, click.Command]:
+    """Return all commands by their names, those of groups too: `launch`, `launch slurm`."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        found[f"{names}{name}"] = command
+        if isinstance(command, click.Group):
+            found |= commands_of(command, f"{names}{name} ")
+    return found
+
+
+ALL = commands_of(cli)
+COMMANDS = sorted(ALL)
 
 
 def options_of(command: click.Command) -> set[str]:
@@ -34,10 +47,20 @@ def shown_commands(text: str) -> list[list[str]]:
 
 def check_words(words: list[str]) -> None:
     """Assert that a command line names a command and options that exist."""
-    command = cli.commands[words[1]]
+    command = command_of(words)
     for word in words[2:]:
-        if word.startswith("--"):
+        if word == "--":  # behind it are options of the job that a launcher starts
+            command = ALL["run"]
+        elif word.startswith("--"):
             assert word.partition("=")[0] in options_of(command), " ".join(words)
+
+
+def command_of(words: list[str]) -> click.Command:
+    """Return the command that a command line calls, of a group the one in it."""
+    command = ALL[words[1]]
+    if isinstance(command, click.Group) and not words[2].startswith("-"):
+        return ALL[" ".join(words[1:3])]
+    return command
 
 
 def test_commands_in_the_readme_exist() -> None:
@@ -48,7 +71,7 @@ def test_commands_in_the_readme_exist() -> None:
 
 
 def test_options_in_the_readme_exist() -> None:
-    known = set().union(*(options_of(command) for command in cli.commands.values()))
+    known = set().union(*(options_of(command) for command in ALL.values()))
     known |= {"--version"}
     mentioned = set(re.findall(r"`(--[a-z][a-z-]+)", README))
     assert mentioned <= known, mentioned - known
@@ -63,19 +86,19 @@ def test_files_in_the_readme_exist() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_with_an_example_that_works(name: str) -> None:
-    command = cli.commands[name]
+    command = ALL[name]
     text = command.help or ""
     assert re.search(r"Examples?:", text)
     shown = shown_commands(text)
     assert shown
     for words in shown:
-        assert words[1] == name
+        assert " ".join(words[1:]).startswith(name)
         check_words(words)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_option_that_is_no_number_says_what_it_does(name: str) -> None:
-    for parameter in cli.commands[name].params:
+    for parameter in ALL[name].params:
         if isinstance(parameter, click.Option) and parameter.type not in (click.INT, click.FLOAT):
             assert parameter.help, parameter.name
 

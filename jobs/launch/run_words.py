@@ -48,8 +48,12 @@ class RunWords:
             source = context.get_parameter_source(name)
             if source is not None and source is not click.core.ParameterSource.DEFAULT:
                 raise RequestError(f"--{name.replace('_', '-')} goes with no launcher: {reason}")
-        options = {key: value for key, value in context.params.items() if key not in ("dry_run", "max_requeues")}
-        return cls(tuple(words), options, run_config(options))
+        options = {
+            key: value
+            for key, value in context.params.items()
+            if key not in ("dry_run", "max_requeues")
+        }
+        return cls(tuple(words), options, run_config(options, environ={}))
 
     def check(self) -> None:
         """Look at shards, model, prompt and output folder, as a run does before it loads.
@@ -79,4 +83,3 @@ def shell_line(words: Iterable[str]) -> str:
         if any(char in word for char in "\0\r\n"):
             raise RequestError(f"{word!r} has a line break, which a launcher cannot pass on")
     return shlex.join(found)
-

@@ -62,7 +62,7 @@ class SlurmSettings:
                 f"--time is {self.time}; wanted more than --signal-seconds ({self.signal_seconds})"
             )
         if any(char in str(self.logs) for char in '%"\n\\'):
-            raise RequestError(f"--logs is {str(self.logs)!r}; wanted a path without % \" \\")
+            raise RequestError(f'--logs is {str(self.logs)!r}; wanted a path without % " \\')
 
     @property
     def seconds(self) -> float:
@@ -84,8 +84,6 @@ def slurm_script(settings: SlurmSettings, run: RunWords) -> str:
         )
     captionjob = command_words()
     worker = [*captionjob, "run", *run.words, "--max-requeues", str(settings.max_requeues)]
-    # Both are given, so that a part of the array can be submitted again by itself.
-    place = f'--rank "$SLURM_ARRAY_TASK_ID" --world-size {settings.array}'
     check = [*captionjob, "verify", *run.verify_words]
     submit = "sbatch --parsable"
     return "\n".join(
@@ -95,9 +93,9 @@ def slurm_script(settings: SlurmSettings, run: RunWords) -> str:
             "set -eu",
             f"mkdir -p {shell_line([str(settings.logs.absolute())])}",
             "",
-            *_function("worker", _worker_lines(settings), settings, f"{shell_line(worker)} {place}"),
+            *_function("worker", _worker_lines(settings), settings, worker),
             "",
-            *_function("check", _check_lines(settings), settings, shell_line(check)),
+            *_function("check", _check_lines(settings), settings, check),
             "",
             f"job=$(worker | {submit})",
             'job="${job%%;*}"  # a federation adds the name of its cluster',
@@ -121,7 +119,7 @@ def submit_script(script: str) -> None:
 
 
 def _function(
-    name: str, lines: list[str], settings: SlurmSettings, command: str
+    name: str, lines: list[str], settings: SlurmSettings, command: list[str]
 ) -> list[str]:
     """Return a shell function that prints a batch script."""
     end = f"END_OF_{name.upper()}"
@@ -130,7 +128,7 @@ def _function(
         *(f"#SBATCH {line}" for line in lines),
         f"cd {shell_line([str(Path.cwd())])}",
         *settings.setup,
-        f"exec {command}",
+        f"exec {shell_line(command)}",
     ]
     assert end not in body
     return [f"{name}() {{ cat <<'{end}'", *body, end, "}"]

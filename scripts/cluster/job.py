@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -78,12 +79,23 @@ class Job:
                 raise TimeoutError(f"{self.num_committed(out)} rows after {seconds:.0f} s")
             time.sleep(0.1)
 
+    def captioning_seconds(self, out: str) -> float:
+        """Return how long all workers together captioned, as their throughput files say."""
+        lines = [
+            path.read_text().splitlines()[-1]
+            for path in (self.folder / out / "_throughput").glob("*.jsonl")
+            if path.stat().st_size
+        ]
+        return sum(float(json.loads(line)["seconds"]) for line in lines)
+
     def faults(self, out: str) -> list[str]:
         """Hold the finished rows of `out` against the untroubled ones, one by one."""
         found, twice = _rows(self.folder / out)
         lost = self._wanted.keys() - found.keys()
         foreign = found.keys() - self._wanted.keys()
-        other = [key for key in found.keys() & self._wanted.keys() if found[key] != self._wanted[key]]
+        other = [
+            key for key in found.keys() & self._wanted.keys() if found[key] != self._wanted[key]
+        ]
         counts = (("lost", lost), ("foreign", foreign), ("other", other), ("twice", twice))
         return [f"{len(keys)} rows {name}, such as {min(keys)}" for name, keys in counts if keys]
 

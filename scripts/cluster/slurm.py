@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -74,7 +75,7 @@ PartitionName=urgent Nodes=node[1-3] MaxTime=INFINITE PriorityTier=10 PreemptMod
 """
 
 
-class NoSlurm(Exception):
+class NoSlurmError(Exception):
     """Slurm is not installed, or does not start here."""
 
 
@@ -106,7 +107,7 @@ class SlurmCluster:
 
     def __enter__(self) -> SlurmCluster:
         if absent := missing():
-            raise NoSlurm(f"not installed: {', '.join(absent)}")
+            raise NoSlurmError(f"not installed: {', '.join(absent)}")
         self._folder = self.workdir / "slurm"
         self._write_config()
         try:
@@ -260,12 +261,11 @@ class SlurmCluster:
             )
 
 
-def _wait_for(is_there: object, what: str) -> None:
-    assert callable(is_there)
+def _wait_for(is_there: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + START_SECONDS
     while not is_there():
         if time.monotonic() > end:
-            raise NoSlurm(f"waited {START_SECONDS:.0f} s for {what}")
+            raise NoSlurmError(f"waited {START_SECONDS:.0f} s for {what}")
         time.sleep(0.1)
 
 

@@ -11,7 +11,7 @@ def fake(folder: Path, name: str, body: str) -> dict[str, str]:
     """Put a program first on the path; return the environment in which it is found."""
     folder.mkdir(exist_ok=True)
     program = folder / name
-    program.write_text(f"#!/bin/bash\necho \"$@\" >> {folder}/{name}.calls\n{body}\n")
+    program.write_text(f'#!/bin/bash\necho "$@" >> {folder}/{name}.calls\n{body}\n')
     program.chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
@@ -22,7 +22,9 @@ def calls(folder: Path, name: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def scontrol(folder: Path, *, requeue_exit: str = "(null)", state: str = "RUNNING") -> Mapping[str, str]:
+def scontrol(
+    folder: Path, *, requeue_exit: str = "(null)", state: str = "RUNNING"
+) -> Mapping[str, str]:
     """Return the environment of a job under a Slurm of this configuration."""
     body = f"""case "$1 $2" in
     "show config") echo "RequeueExit             = {requeue_exit}" ;;

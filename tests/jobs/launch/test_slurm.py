@@ -27,11 +27,20 @@ def launch(here: Path, *options: str, array: int = 4) -> str:
     return done.stdout
 
 
+def array_of_4(task: int) -> dict[str, str]:
+    names = {"ID": task, "MIN": 0, "MAX": 3, "STEP": 1, "COUNT": 4}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in names.items()}
+
+
 def submitted(here: Path, script: str) -> tuple[str, str]:
     """Run the script beside an sbatch of our own; return the two batch scripts that it got."""
     extra = fake(here / "bin", "sbatch", SBATCH)
     done = subprocess.run(
-        ["bash", "-s"], input=script, text=True, capture_output=True, cwd=here,
+        ["bash", "-s"],
+        input=script,
+        text=True,
+        capture_output=True,
+        cwd=here,
         env=environment(extra),
     )
     assert done.returncode == 0, done.stderr
@@ -71,7 +80,7 @@ def test_the_worker_of_the_script_captions_its_own_share(here: Path, rank: int) 
         text=True,
         capture_output=True,
         cwd="/",
-        env=environment({"SLURM_ARRAY_TASK_ID": str(rank)}),
+        env=environment(array_of_4(rank)),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("yes\n")
