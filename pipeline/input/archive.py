@@ -20,9 +20,10 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 from pipeline.errors import ShardError
+from pipeline.input.read_ahead import ReadAhead
 
 BLOCK = 512
 CHUNK = 1 << 20
@@ -168,8 +169,10 @@ class Archive:
             raise self._damage(f"{tail} zero bytes at the end: a transfer that never finished?")
 
     def _skip_data(self) -> None:
-        while self._data_left:
-            self.read(CHUNK)
+        passed = self._skip_some(self._data_left)
+        self._data_left -= passed
+        if self._data_left:
+            raise self._damage(f"the file ends {self._data_left} bytes inside a member")
         self._read_exactly(self._padding)
         self._padding = 0
 
@@ -220,11 +223,27 @@ class Archive:
         self._offset += len(data)
         return data
 
+    def _skip_some(self, size: int) -> int:
+        """Pass over up to `size` bytes, fewer only at the end; a plain file is sought past."""
+        skip = getattr(self._stream, "skip", None)
+        passed = 0
+        try:
+            if skip is not None:
+                passed = int(skip(size))
+                self._offset += passed
+        except OSError as error:
+            raise self._damage(f"reading failed: {error}") from error
+        while (
+            skip is None and passed < size and (data := self._read_some(min(CHUNK, size - passed)))
+        ):
+            passed += len(data)
+        return passed
+
     def _damage(self, what: str, *, back: int = 0) -> ShardError:
         return ShardError(self._url, f"damaged at byte {self._offset - back} of the tar: {what}")
 
 
-def decompressed(stream: io.BufferedReader[Any], url: str) -> IO[bytes]:
+def decompressed(stream: ReadAhead, url: str) -> IO[bytes]:
     """Return the tar inside gzip, bzip2, xz or zstd, told by the first bytes, or `stream`."""
     try:
         head = stream.peek(6)[:6]
@@ -232,24 +251,26 @@ def decompressed(stream: io.BufferedReader[Any], url: str) -> IO[bytes]:
         raise ShardError(url, f"reading failed: {error}") from error
     if head[:2] == b"\x1f\x8b":
         # gzip's own reader checks the CRC and reads several members; tarfile's does neither.
-        return cast(BinaryIO, gzip.GzipFile(fileobj=stream))
+        return cast(BinaryIO, gzip.GzipFile(fileobj=cast(BinaryIO, stream)))
     if head[:3] == b"BZh":
-        return cast(BinaryIO, bz2.BZ2File(stream))
+        return cast(BinaryIO, bz2.BZ2File(cast(BinaryIO, stream)))
     if head == b"\xfd7zXZ\x00":
-        return cast(BinaryIO, lzma.LZMAFile(stream))
+        return cast(BinaryIO, lzma.LZMAFile(cast(BinaryIO, stream)))
     if head[:4] == b"\x28\xb5\x2f\xfd":
         return _zstd(stream, url)
-    return stream
+    return cast(BinaryIO, stream)
 
 
-def _zstd(stream: io.BufferedReader[Any], url: str) -> IO[bytes]:
+def _zstd(stream: ReadAhead, url: str) -> IO[bytes]:
     try:
         import zstandard
     except ImportError:
         raise ShardError(
             url, "compressed with zstd, which needs: pip install 'captionjob[zstd]'"
         ) from None
-    reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+    reader = zstandard.ZstdDecompressor().stream_reader(
+        cast(BinaryIO, stream), read_across_frames=True
+    )
     return cast(BinaryIO, _ZstdStream(reader, zstandard.ZstdError))
 
 

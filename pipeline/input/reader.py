@@ -18,22 +18,22 @@ blocks instead. What makes a sample:
 from __future__ import annotations
 
 import io
+import os
 from collections import Counter
 from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from pipeline.errors import SampleError, ShardError
 from pipeline.images.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
 from pipeline.input.archive import Archive, Member, decompressed
 from pipeline.input.grouping import Group, Image
+from pipeline.input.read_ahead import ReadAhead
 from pipeline.input.shards import open_shard
 from pipeline.records import Sample, SampleRef, Shard
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,21 @@ class ShardStats:
     """What has been seen of a shard so far; the numbers only grow, any thread may look."""
 
     bytes_read: int = 0  # of the file as it lies there, compressed or not
+    bytes_skipped: int = 0  # of it, those of unwanted members that were sought past
     num_images: int = 0  # image members: the rows that the shard will have
     num_samples: int = 0  # of these, the ones handed on
     num_skipped: int = 0  # of these, the ones that `skip` named
     num_withheld: int = 0  # of these, the ones at a damage whose fields may be lost
     junk: Counter[str] = field(default_factory=Counter)  # reason -> members
+
+    @property
+    def bytes_passed(self) -> int:
+        """How far into the file the reader is."""
+        return self.bytes_read + self.bytes_skipped
+
+    def note_jump(self, num_bytes: int) -> None:
+        """Count bytes that were sought past."""
+        self.bytes_skipped += num_bytes
 
 
 def read_shard(
@@ -74,7 +84,7 @@ def read_shard(
     settings = settings or ReaderSettings()
     stats = stats if stats is not None else ShardStats()
     with open_shard(shard) as file:
-        raw = io.BufferedReader(_CountedFile(file, stats), BUFFER_BYTES)
+        raw = ReadAhead(cast(BinaryIO, _CountedFile(file, stats)), stats.note_jump)
         archive = Archive(
             decompressed(raw, shard.url), shard.url, has_lenient_end=settings.has_lenient_end
         )
@@ -228,6 +238,12 @@ class _CountedFile(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(offset, whence)
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         count = self._file.readinto(buffer)  # type: ignore[attr-defined]
