@@ -19,6 +19,7 @@ from pipeline.captioner import Captioner
 from pipeline.errors import SampleError, ShardError
 from pipeline.images.opening import ImageSettings, facts_of, open_sample
 from pipeline.images.pixel_room import PixelRoom
+from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity, identify
 from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.output.resume import ShardState, tidy
@@ -26,13 +27,14 @@ from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher
 from pipeline.prompts import PromptTemplate, kept_fields
-from pipeline.records import Request, Row, Sample, Shard
+from pipeline.records import Request, Row, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class ShardBegan:
-    """A shard is about to be read."""
+    """A shard, or a slice of one, is about to be read."""
 
+    mine: Slice
     state: ShardState
     identity: ShardIdentity
 
@@ -41,7 +43,7 @@ class ShardBegan:
 class ShardEnded:
     """A shard was read to its end, which came whole."""
 
-    shard_id: str
+    mine: Slice
     num_images: int
 
 
@@ -49,7 +51,7 @@ class ShardEnded:
 class ShardFailed:
     """A shard is damaged or unreachable; what was read of it stands."""
 
-    shard: Shard
+    mine: Slice
     error: ShardError
 
 
@@ -62,7 +64,7 @@ class ShardStream:
 
     out: Path
     fingerprint: str
-    shards: list[Shard]
+    slices: list[Slice]
     settings: ReaderSettings
     stop: Stop
     num_captions: int = 1
@@ -73,56 +75,86 @@ class ShardStream:
     is_limited: bool = False  # the limit was reached before the end of a shard
     num_counted: int = 0  # images of shards that turned out to be done already
 
+    num_elsewhere: int = 0  # images that the reader passed and that other workers caption
+
     @property
     def bytes_read(self) -> int:
         """Bytes read from shards in this run."""
         return sum(stats.bytes_read for stats in self.all_stats)
 
     @property
+    def bytes_passed(self) -> int:
+        """How far the reader is, what it sought past included."""
+        return sum(stats.bytes_passed for stats in self.all_stats)
+
+    @property
+    def num_bytes(self) -> int:
+        """What there is to pass in all."""
+        return sum(one.shard.size or 0 for one in self.slices)
+
+    @property
     def num_images_seen(self) -> int:
-        """Image members that the reader has passed, those committed before among them."""
-        return self.num_counted + sum(stats.num_images for stats in self.all_stats)
+        """This worker's images that the reader has passed, those committed before among them."""
+        passed = sum(stats.num_images for stats in self.all_stats)
+        return self.num_counted + passed - self.num_elsewhere
 
     @property
     def num_skipped(self) -> int:
         """Of these, the ones that were committed before."""
-        return self.num_counted + sum(stats.num_skipped for stats in self.all_stats)
+        skipped = sum(stats.num_skipped for stats in self.all_stats)
+        return self.num_counted + max(0, skipped - self.num_elsewhere)
 
     def __iter__(self) -> Iterator[Sample]:
         num_left = self.limit
-        for shard in self.shards:
+        for mine in self.slices:
             if self.stop.is_requested:
                 return
             if num_left is not None and num_left <= 0:
                 self.is_limited = True
                 return
-            num_images = yield from self._read(shard, num_left)
+            num_images = yield from self._read(mine, num_left)
             if num_left is not None:
                 num_left -= num_images
 
-    def _read(self, shard: Shard, max_images: int | None) -> Generator[Sample, None, int]:
-        """Yield what is not yet committed of a shard; return how many images it has."""
-        state = retry_state(self.out, shard, self.fingerprint, self.retry)
+    def _read(self, mine: Slice, max_images: int | None) -> Generator[Sample, None, int]:
+        """Yield what is not yet committed of a slice; return how many images its shard has."""
+        state = retry_state(self.out, mine.shard, self.fingerprint, self.retry)
         tidy(self.out, state.leftovers)
         if state.is_done:
             num_images = state.num_rows // self.num_captions
-            self.num_counted += num_images
+            self.num_counted += round(num_images * mine.share)
             return num_images
         stats = ShardStats()
         self.all_stats.append(stats)
+        skip = _Skip(self, mine, state.committed)
         try:
-            self.events.append(ShardBegan(state, identify(shard)))
-            for sample in read_shard(shard, self.settings, skip=state.committed, stats=stats):
+            self.events.append(ShardBegan(mine, state, identify(mine.shard)))
+            for sample in read_shard(mine.shard, self.settings, skip=skip, stats=stats):
                 if max_images is not None and sample.ref.index >= max_images:
                     self.is_limited = True
                     return max_images
                 if self.stop.is_requested:
                     return stats.num_images
                 yield sample
-            self.events.append(ShardEnded(shard.id, stats.num_images))
+            self.events.append(ShardEnded(mine, stats.num_images))
         except ShardError as error:
-            self.events.append(ShardFailed(shard, error))
+            self.events.append(ShardFailed(mine, error))
         return stats.num_images
+
+
+@dataclass(frozen=True, slots=True)
+class _Skip:
+    """The images that this worker leaves alone; the reader asks once for each."""
+
+    stream: ShardStream
+    mine: Slice
+    committed: frozenset[int]
+
+    def __contains__(self, index: object) -> bool:
+        if index in self.mine:
+            return index in self.committed
+        self.stream.num_elsewhere += 1
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +260,11 @@ class Feed:
         while events:
             event = events.popleft()
             if isinstance(event, ShardBegan):
-                self._store.begin(event.state, event.identity)
+                self._store.begin(event.state, event.identity, event.mine)
             elif isinstance(event, ShardEnded):
-                self._store.end(event.shard_id, event.num_images)
+                self._store.end(event.mine.id, event.num_images)
             else:
-                self._store.fail(event.shard, event.error)
+                self._store.fail(event.mine.shard, event.error)
 
 
 def weigh_sample(sample: Sample) -> int:

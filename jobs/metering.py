@@ -10,7 +10,7 @@ from jobs.feed import Feed, ShardStream
 from jobs.stopping import Stop
 from pipeline.output.resume import FolderState
 from pipeline.output.store import Store
-from pipeline.records import EngineCounters, Shard
+from pipeline.records import EngineCounters
 from pipeline.throughput import Snapshot, ThroughputLog
 
 LOG_SECONDS = 10.0
@@ -52,9 +52,8 @@ class Meter:
         stream = self.stream
         num_done = stream.num_skipped + snapshot.images
         num_total = None
-        num_bytes = _num_bytes(stream.shards)
-        if stream.bytes_read and num_bytes:
-            share = min(1.0, stream.bytes_read / num_bytes)
+        if stream.bytes_passed and stream.num_bytes:
+            share = min(1.0, stream.bytes_passed / stream.num_bytes)
             num_total = max(num_done, round(stream.num_images_seen / share))
         if stream.limit is not None:
             num_total = min(stream.limit, num_total or stream.limit)
@@ -90,7 +89,3 @@ class Reporter:
         self.display.show(standing)
         self.log.write(standing.snapshot, "end", time.time())
         return standing.snapshot
-
-
-def _num_bytes(shards: list[Shard]) -> int:
-    return sum(shard.size or 0 for shard in shards)

@@ -44,11 +44,13 @@ def plan_text(plan: Plan) -> Iterator[str]:
 
 
 def _shards(plan: Plan) -> Iterator[str]:
-    for state in plan.before.shards[:MAX_SHARDS_SHOWN]:
+    shown = zip(plan.before.shards, plan.slices, strict=True)
+    for state, mine in islice(shown, MAX_SHARDS_SHOWN):
         standing = "done" if state.is_done else "partly done" if state.committed else "to do"
         rows = f", {state.num_rows} rows kept" if state.num_rows else ""
         size = bytes_text(state.shard.size or 0)
-        yield f"  {state.shard.url} ({size}): {standing}{rows} -> {state.shard.id}.parquet"
+        part = "" if mine.is_whole else f"{mine.share:.0%} of the images of "
+        yield f"  {part}{state.shard.url} ({size}): {standing}{rows} -> {state.shard.id}.parquet"
     more = len(plan.before.shards) - MAX_SHARDS_SHOWN
     if more > 0:
         yield f"  and {more} more"
@@ -56,9 +58,9 @@ def _shards(plan: Plan) -> Iterator[str]:
 
 def _samples(plan: Plan, captioner: Captioner) -> Iterator[str]:
     """Show the first samples of the first shard, and the prompt as the network gets it."""
-    if not plan.shards:
+    if not plan.slices:
         return
-    shard = plan.shards[0]
+    shard = plan.slices[0].shard
     yield f"first samples of {shard.url}"
     try:
         for sample in islice(read_shard(shard, plan.reader_settings), MAX_SAMPLES_SHOWN):

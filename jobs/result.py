@@ -37,6 +37,11 @@ class RunResult:
         return len(self.after.shards) - self.after.num_done - len(self.failed)
 
     @property
+    def num_shared(self) -> int:
+        """Of these, shards that other workers have a part in, after a run that was not stopped."""
+        return 0 if self.stopped or self.limit is not None else self.num_open
+
+    @property
     def exit_code(self) -> int:
         """0 all done, 1 shards failed or too many rows did, 75 start me again."""
         if self.has_too_many_errors:
@@ -86,6 +91,11 @@ def _ending(result: RunResult) -> list[str]:
         return [
             f"stopped at --limit {result.limit}: a shard that goes on behind it is not whole, "
             "its rows wait as pieces; a run without --limit goes on from there"
+        ]
+    if result.num_shared:
+        return [
+            f"{plural(result.num_shared, 'shard')} shared with other workers: whoever commits "
+            "the last rows makes the file; `captionjob verify` tells if all is there"
         ]
     return []
 

@@ -23,15 +23,16 @@ from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
+from pipeline.input.dealing import Slice, deal
 from pipeline.input.reader import ReaderSettings
-from pipeline.input.shards import assign, expand_shards
+from pipeline.input.shards import expand_shards
 from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.output.resume import FolderState, ShardState, look, shard_state, tidy, version_of
 from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
-from pipeline.records import Request, Row, Sample, Shard
+from pipeline.records import Request, Row, Sample
 from pipeline.throughput import Snapshot, ThroughputLog
 from pipeline.verdict import Tuning
 
@@ -44,7 +45,7 @@ class Plan:
     """A request that was found right, before weights are loaded."""
 
     config: RunConfig
-    shards: list[Shard]
+    slices: list[Slice]  # one of each shard that this worker has a part in
     source: ModelSource
     template: PromptTemplate
     record: JobRecord
@@ -57,7 +58,8 @@ class Plan:
         Raises RequestError where the request is wrong.
         """
         found = expand_shards(config.shards, allow_pipe=config.allow_pipe)
-        shards = assign(found, config.worker.place.rank, config.worker.place.world_size)
+        slices = deal(found, config.worker.place.rank, config.worker.place.world_size)
+        shards = [one.shard for one in slices]
         check_place(config.out)
         source = config.source()
         record = config.record(source)
@@ -67,7 +69,7 @@ class Plan:
         else:
             rule = partial(retry_state, statuses=config.retry)
             before = look(config.out, shards, record.fingerprint, rule)
-        return cls(config, shards, source, config.template(source), record, before)
+        return cls(config, slices, source, config.template(source), record, before)
 
     def state_now(self) -> FolderState:
         """Look again, at the shards that were not done before."""
@@ -126,7 +128,7 @@ class Run:
         worker = worker_name(self.config.worker.place)
         store = Store(self.config.out, plan.record, self.config.schema, self.config.commit, worker)
         snapshot = Snapshot(resumed_rows=plan.before.num_rows)
-        captioner = self._load(plan.source) if stream.shards else None
+        captioner = self._load(plan.source) if stream.slices else None
         if captioner is not None:
             self._claim(plan)
             snapshot = self._caption(captioner, plan, stream, store, worker)
@@ -151,7 +153,7 @@ class Run:
         return ShardStream(
             out=self.config.out,
             fingerprint=plan.record.fingerprint,
-            shards=[shard for shard, wanted in zip(plan.shards, is_wanted, strict=True) if wanted],
+            slices=[one for one, wanted in zip(plan.slices, is_wanted, strict=True) if wanted],
             settings=plan.reader_settings,
             stop=self.stop,
             num_captions=self.config.sampling.num_captions,

@@ -1,7 +1,8 @@
 """Kill the real command again and again, and compare what it leaves with an untroubled run.
 
 Each job over a handful of shards (broken pictures and a cut shard among them) is killed at
-random moments and at fault points, alone, as two workers, or as twins on the same shards; it is
+random moments and at fault points, alone, as two workers, as more workers than shards, or as
+twins on the same shards; it is
 started again with other settings of speed until it ends by itself. Then its files must be equal,
 byte by byte, to those of a run that nobody touched. After each kill, all that lies under a final
 name must be complete.
@@ -84,8 +85,13 @@ class Torture:
 
     def _attempt(self, out: str, *, may_kill: bool) -> None:
         """Run one set of processes, and kill some of them."""
-        kind = self._random.choice(["alone", "workers", "twins"])
-        ranks = {"alone": [(0, 1)], "workers": [(0, 2), (1, 2)], "twins": [(0, 1)] * 2}[kind]
+        kind = self._random.choice(["alone", "workers", "slices", "twins"])
+        ranks = {
+            "alone": [(0, 1)],
+            "workers": [(0, 2), (1, 2)],
+            "slices": [(rank, 7) for rank in range(7)],  # more than shards: each is cut
+            "twins": [(0, 1)] * 2,
+        }[kind]
         processes = [self._start(out, rank, size, may_kill) for rank, size in ranks]
         for process in processes:
             if may_kill and self._random.random() < 0.8:

@@ -1,4 +1,4 @@
-"""Which shards are asked for, what each is called, and which worker has which.
+"""Which shards are asked for, and what each is called.
 
 Local paths are opened, and commands where the user allows them; `open_shard` is the one door, so
 that other schemes can be added behind it. A command is run only for a Shard that `expand_shards`
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import heapq
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -105,26 +104,6 @@ def local_path(url: str) -> str:
     if scheme == "pipe":
         raise RequestError(f"{url!r} would run a command, and is refused here")
     raise RequestError(f"--shards {url!r}: {scheme}:// is not supported; wanted a local path")
-
-
-def assign(shards: Sequence[Shard], rank: int, world_size: int) -> list[Shard]:
-    """Return the shards of worker `rank`: each shard has exactly one of `world_size` workers.
-
-    The largest shard goes to the worker with the fewest bytes so far, and so on down; every
-    worker works out the same plan from the same list. One's own shards keep their order.
-    """
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise RequestError(
-            f"worker {rank} of {world_size}: wanted a rank from 0 to the world size less 1"
-        )
-    loads = [(0, 0, worker) for worker in range(world_size)]  # bytes, shards, rank
-    mine: list[int] = []
-    for place in sorted(range(len(shards)), key=lambda i: (-(shards[i].size or 0), i)):
-        load, count, worker = heapq.heappop(loads)
-        heapq.heappush(loads, (load + (shards[place].size or 0), count + 1, worker))
-        if worker == rank:
-            mine.append(place)
-    return [shards[place] for place in sorted(mine)]
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:

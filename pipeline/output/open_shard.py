@@ -1,10 +1,13 @@
 """One shard in work: its finished samples to pieces, and its pieces to one file.
 
 Every method may meet a twin, another worker on the same shard: then the first to finish wins.
+Where a shard is cut into slices, each worker commits its own as pieces and then looks whether
+all are there; so the last one to commit always finds them, and makes the file.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pyarrow as pa
 
 from pipeline.errors import JobError, ShardError
 from pipeline.fault_points import reach
+from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity, stamp_of
 from pipeline.output import commit, footer, merge, resume
 from pipeline.output.failures import list_failures
@@ -33,15 +37,37 @@ class OpenShard:
     record: JobRecord
     schema: RowSchema
     committed: set[int]  # indices
+    mine: Slice  # of the shard's images, those that this worker captions
     base: resume.Base | None = None  # a finished file of which samples are made again
     pending: dict[int, list[Row]] = field(default_factory=dict)  # whole samples, by index
     begun: dict[int, list[Row]] = field(default_factory=dict)  # samples that lack captions
-    num_images: int | None = None  # once the reader came to the end
+    num_images: int | None = None  # of the shard, once the reader came to the end
+    missing: set[int] = field(default_factory=set)  # from then on: mine, neither here nor committed
+
+    def end(self, num_images: int) -> None:
+        """Note how many images the shard has."""
+        self.num_images = num_images
+        mine = (index for index in range(num_images) if index in self.mine)
+        self.missing = set(mine) - self.committed - self.pending.keys()
+
+    def add(self, rows: list[Row]) -> None:
+        """Take all rows of one sample."""
+        self.pending[rows[0].ref.index] = rows
+        self.missing.discard(rows[0].ref.index)
 
     @property
     def is_complete(self) -> bool:
-        """True once each image of the shard is committed or waits."""
-        return self.num_images == len(self.committed) + len(self.pending)
+        """True once each image that is this worker's is committed or waits."""
+        return self.num_images is not None and not self.missing
+
+    def has_all(self) -> bool:
+        """Look whether the pieces on disk, those of other workers too, hold the whole shard."""
+        found = set(self.committed)
+        for path in resume.pieces_in(self.folder):
+            if resume.part_of(path, self.identity, self.record.fingerprint, self.version):
+                with contextlib.suppress(FileNotFoundError):  # another worker finishes the shard
+                    found.update(resume.read_rows(path, ["index"]).column("index").to_pylist())
+        return len(found) == self.num_images
 
     @property
     def num_pending_rows(self) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import JobError, RequestError, ShardError
+from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity
 from pipeline.output import resume
 from pipeline.output.failures import note_failure
@@ -73,24 +74,28 @@ class Store:
         self._schema = schema
         self._settings = settings
         self._worker = worker
-        self._open: dict[str, OpenShard] = {}
-        self._lost: set[str] = set()  # finished by a twin while we worked on them
+        self._open: dict[str, list[OpenShard]] = {}  # by shard id; several slices of one shard
+        self._lost: set[str] = set()  # slices of shards that a twin finished under our hands
         self._num_pending = 0
         self._waiting_since = time.monotonic()  # of the oldest row that waits
         self._lock = threading.RLock()
 
-    def begin(self, state: resume.ShardState, identity: ShardIdentity) -> None:
-        """Take rows of a shard from now on."""
+    def begin(
+        self, state: resume.ShardState, identity: ShardIdentity, mine: Slice | None = None
+    ) -> None:
+        """Take rows of a shard, or of a slice of it, from now on."""
+        opened = OpenShard(
+            shard=state.shard,
+            identity=identity,
+            out=self._out,
+            record=self._record,
+            schema=self._schema,
+            committed=set(state.committed),
+            mine=mine or Slice(state.shard),
+            base=state.base,
+        )
         with self._lock:
-            self._open[state.shard.id] = OpenShard(
-                shard=state.shard,
-                identity=identity,
-                out=self._out,
-                record=self._record,
-                schema=self._schema,
-                committed=set(state.committed),
-                base=state.base,
-            )
+            self._open.setdefault(state.shard.id, []).append(opened)
 
     def add(self, row: Row) -> None:
         """Take one row, in any order; commit when enough wait."""
@@ -98,17 +103,17 @@ class Store:
             self.counters.rows += 1
             self.counters.error_rows += row.status == "error"
             self.counters.images += row.caption_index == 0
-            if row.ref.shard in self._lost:
-                return
-            opened = self._open[row.ref.shard]
             index = row.ref.index
+            opened = self._find(row.ref.shard, index)
+            if opened is None:
+                return
             assert index not in opened.committed, f"{row.ref} came twice"
             assert index not in opened.pending, f"{row.ref} came twice"
             rows = opened.begun.setdefault(index, [])
             rows.append(row)
             if len(rows) < self._schema.num_captions:
                 return
-            opened.pending[index] = opened.begun.pop(index)
+            opened.add(opened.begun.pop(index))
             if not self._num_pending:
                 self._waiting_since = time.monotonic()
             self._num_pending += len(rows)
@@ -118,15 +123,19 @@ class Store:
                 self.commit()
         self.commit_if_due()
 
-    def end(self, shard_id: str, num_images: int) -> None:
-        """Note that a shard was read to its end; once all its rows are here it is finished."""
+    def end(self, slice_id: str, num_images: int) -> None:
+        """Note that a slice's shard was read to its end, and how many images it has in all.
+
+        Once all rows of the shard are here its file is made.
+        """
         with self._lock:
-            if shard_id in self._lost:
-                return
-            opened = self._open[shard_id]
-            opened.num_images = num_images
-            if opened.is_complete:
-                self._finish(opened)
+            for opened in self._all_open():
+                if opened.mine.id == slice_id:
+                    opened.end(num_images)
+                    if opened.is_complete:
+                        self._finish(opened)
+                    return
+            assert slice_id in self._lost, f"{slice_id} was never begun"
 
     def fail(self, shard: Shard, error: ShardError) -> None:
         """Note that a shard cannot be read to its end; what comes of it stays as pieces."""
@@ -144,7 +153,7 @@ class Store:
     def commit(self) -> None:
         """Commit every whole sample that waits."""
         with self._lock:
-            for opened in list(self._open.values()):
+            for opened in self._all_open():
                 if opened.pending:
                     self._commit_piece(opened)
 
@@ -156,21 +165,42 @@ class Store:
         with contextlib.suppress(OSError):
             (self._out / RETRY).rmdir()
 
-    def _commit_piece(self, opened: OpenShard) -> None:
+    def _all_open(self) -> list[OpenShard]:
+        return [opened for slices in self._open.values() for opened in slices]
+
+    def _find(self, shard_id: str, index: int) -> OpenShard | None:
+        """Return the open slice that an image is in; None if a twin finished its shard."""
+        for opened in self._open.get(shard_id, []):
+            if index in opened.mine:
+                return opened
+        assert any(name.startswith(shard_id) for name in self._lost), f"{shard_id} is not open"
+        return None
+
+    def _commit_piece(self, opened: OpenShard) -> bool:
+        """Commit what waits; False if a twin has finished the shard."""
         num_rows = opened.num_pending_rows
         with self._writing():
             is_written = opened.write_piece(f"{self.counters.pieces:05d}-{self._worker}.parquet")
         if is_written:
             self.counters.pieces += 1
             self._num_pending -= num_rows
-            return
-        self._lost.add(opened.shard.id)
+            return True
+        self._lost.add(opened.mine.id)
         with self._writing():
             opened.remove_pieces()
         self._close(opened)
+        return False
 
     def _finish(self, opened: OpenShard) -> None:
-        """Make the shard's file, then remove its pieces."""
+        """Make the shard's file, then remove its pieces; of a slice, once all others are there."""
+        if not opened.mine.is_whole:
+            if opened.pending and not self._commit_piece(opened):
+                return
+            with self._writing():
+                has_all = opened.has_all()
+            if not has_all:
+                self._close(opened)
+                return
         try:
             with self._writing():
                 is_first = opened.write_final()
@@ -183,7 +213,10 @@ class Store:
 
     def _close(self, opened: OpenShard) -> None:
         self._num_pending -= opened.num_pending_rows
-        del self._open[opened.shard.id]
+        slices = self._open[opened.shard.id]
+        slices.remove(opened)
+        if not slices:
+            del self._open[opened.shard.id]
 
     def _writing(self) -> _Writing:
         return _Writing(self.counters, self._out)

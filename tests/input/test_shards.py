@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import RequestError, ShardError
-from pipeline.input.shards import assign, expand_shards, natural_key, open_shard, shard_id
+from pipeline.input.shards import expand_shards, natural_key, open_shard, shard_id
 from pipeline.records import Shard
 
 
@@ -138,30 +138,6 @@ def test_an_id_is_a_safe_file_name_that_readers_do_not_skip(name: str) -> None:
 
 def test_names_that_differ_only_in_unsafe_characters_have_different_ids() -> None:
     assert len({shard_id(f"/{name}") for name in ("a b.tar", "a_b.tar", "a/b.tar", "a b.tgz")}) == 4
-
-
-@given(
-    st.lists(st.one_of(st.none(), st.integers(0, 10**12)), max_size=60),
-    st.integers(1, 20),
-)
-def test_every_shard_has_exactly_one_worker(sizes: list[int | None], world_size: int) -> None:
-    shards = [Shard(str(i), f"/{i}.tar", size) for i, size in enumerate(sizes)]
-    plans = [assign(shards, rank, world_size) for rank in range(world_size)]
-    assert sorted(int(s.id) for plan in plans for s in plan) == list(range(len(shards)))
-    assert all(plan == sorted(plan, key=lambda s: int(s.id)) for plan in plans)
-    loads = [sum(s.size or 0 for s in plan) for plan in plans]
-    assert max(loads) - min(loads) <= max([size or 0 for size in sizes], default=0)
-
-
-def test_shards_of_no_known_size_are_dealt_out_evenly() -> None:
-    shards = [Shard(str(i), f"/{i}.tar") for i in range(9)]
-    assert [len(assign(shards, rank, 4)) for rank in range(4)] == [3, 2, 2, 2]
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
-def test_a_rank_outside_the_world_is_refused(rank: int, world_size: int) -> None:
-    with pytest.raises(RequestError, match="wanted a rank"):
-        assign([], rank, world_size)
 
 
 @given(st.lists(st.text(), max_size=8))
