@@ -72,6 +72,7 @@ class RunConfig:
     commit: CommitSettings = field(default_factory=CommitSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    dedupe: bool = False  # identical images of a shard are captioned once
     overwrite: bool = False
     allow_pipe: bool = False
     has_lenient_end: bool = False
@@ -130,4 +131,6 @@ class RunConfig:
             "allow_truncated": self.images.allow_truncated,
             "keep": list(self.keep),
         }
+        if self.dedupe and sampling.temperature > 0:  # greedy captions are the same without it
+            settings["dedupe"] = True
         return JobRecord(settings)

@@ -1,8 +1,8 @@
 """One unbroken stream of requests over all shards, so that slots stay full across borders.
 
 loader threads                                    the captioner's thread
-ShardStream ──► Sample ──► Preparer ──► Request ──► Feed.take ──► captioner
-     │                        └───────► error Rows ──► store
+ShardStream ──► Sample ──► Preparer ──► Request ──► Feed.take ──► captioner ──► Feed.put ─┐
+     │                        └───────► error Rows, Doubles ────────────────────────────► store
      └── shard begun, ended or failed ──────────────► store
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.doubles import Double, Doubles, content_of
 from jobs.stopping import Stop
 from pipeline.captioner import Captioner
 from pipeline.errors import SampleError, ShardError
@@ -56,6 +57,7 @@ class ShardFailed:
 
 
 ShardEvent = ShardBegan | ShardEnded | ShardFailed
+Prepared = Request | list[Row] | Double  # what a loader thread makes of a sample
 
 
 @dataclass(slots=True)
@@ -167,20 +169,35 @@ class Preparer:
     keep: tuple[str, ...]
     num_captions: int
     room: PixelRoom = field(default_factory=PixelRoom)
+    doubles: Doubles | None = None  # to look for, with --dedupe
 
-    def __call__(self, sample: Sample) -> Request | list[Row]:
+    def __call__(self, sample: Sample) -> Prepared:
         """Open the picture and render the prompt; safe on any thread."""
+        double = None if self.doubles is None else self._double(sample)
+        if double is not None and self.doubles is not None and not self.doubles.is_first(double):
+            return double
+        ref = sample.ref if double is None else double.known_as
         try:
             with self.room.visit() as claim:
                 image, facts = open_sample(sample, self.images, claim)
                 prompt = self.template.render(sample)
                 kept = kept_fields(sample, self.keep)
-                return self.captioner.prepare(sample.ref, facts, image, prompt, kept)
+                return self.captioner.prepare(ref, facts, image, prompt, kept)
         except SampleError as error:
             return self._error_rows(sample, error)
         except Exception as error:  # a foreign processor can raise anything; it costs this row
             detail = f"{type(error).__name__}: {error}"
             return self._error_rows(sample, SampleError("internal", detail[:200]))
+
+    def _double(self, sample: Sample) -> Double | None:
+        """Return what others may share with a sample; None for one that cannot be captioned."""
+        if sample.fault is not None or not sample.data:
+            return None
+        try:
+            prompt = self.template.render(sample)
+        except Exception:  # whatever it is, it is told where the sample's turn comes
+            return None
+        return Double(sample.ref, kept_fields(sample, self.keep), content_of(sample, prompt))
 
     def _error_rows(self, sample: Sample, error: SampleError) -> list[Row]:
         facts = facts_of(sample.data)
@@ -204,18 +221,20 @@ class Feed:
 
     def __init__(
         self,
-        prefetcher: Prefetcher[Sample, Request | list[Row]],
+        prefetcher: Prefetcher[Sample, Prepared],
         stream: ShardStream,
         store: Store,
         stop: Stop,
         add_row: Callable[[Row], None],
+        doubles: Doubles | None = None,
     ) -> None:
-        """Take from `prefetcher`; `add_row` gets each error row."""
+        """Take from `prefetcher`; `add_row` gets each row, of answers and of errors."""
         self._prefetcher = prefetcher
         self._stream = stream
         self._store = store
         self._stop = stop
         self._add_row = add_row
+        self._doubles = doubles
         self._starved_since: float | None = None
         self._starved_seconds = 0.0
 
@@ -241,13 +260,28 @@ class Feed:
             with self._stop.protected():
                 self.settle_events()
                 for result in results:
-                    if isinstance(result, list):
-                        for row in result:
-                            self._add_row(row)
+                    self._receive(result)
             requests = [result for result in results if isinstance(result, Request)]
             if requests or not block or not results:
                 return requests
         return []
+
+    def put(self, row: Row) -> None:
+        """Hand on the row of an answer or an error, and of the doubles that waited for it."""
+        for one in [row] if self._doubles is None else self._doubles.settle(row):
+            self._add_row(one)
+
+    def _receive(self, result: Prepared) -> None:
+        """Take what needs no network: error rows, and doubles of a sample that came before."""
+        if self._doubles is not None:
+            self._doubles.enter(_shard_of(result))
+        if isinstance(result, list):
+            for row in result:
+                self.put(row)
+        elif isinstance(result, Double):
+            assert self._doubles is not None, "only they make one"
+            for row in self._doubles.join(result):
+                self._add_row(row)
 
     @property
     def is_exhausted(self) -> bool:
@@ -272,9 +306,13 @@ def weigh_sample(sample: Sample) -> int:
     return len(sample.data) + sum(len(data) for data in sample.fields.values())
 
 
-def weigh_result(result: Request | list[Row]) -> int:
+def weigh_result(result: Prepared) -> int:
     """Return the bytes that a request's pixels hold."""
-    if isinstance(result, list) or result.images is None:
+    if not isinstance(result, Request) or result.images is None:
         return 0
     pixels = result.images.pixels
     return pixels.numel() * pixels.element_size()
+
+
+def _shard_of(result: Prepared) -> str:
+    return result[0].ref.shard if isinstance(result, list) else result.ref.shard

@@ -36,6 +36,7 @@ class Meter:
         return Snapshot(
             seconds=time.perf_counter() - self.began,
             images=counters.images,
+            copied_images=counters.copied_images,
             rows=counters.rows,
             error_rows=counters.error_rows,
             resumed_rows=self.before.num_rows,

@@ -67,6 +67,7 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         worker=WorkerSettings(
             place, loaders_of(place) if loader_workers is None else loader_workers
         ),
+        dedupe=options["dedupe"],
         overwrite=options["overwrite"],
         allow_pipe=options["allow_pipe"],
         has_lenient_end=options["lenient_end"],

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.config import RunConfig
+from jobs.doubles import Double, Doubles
 from jobs.feed import Preparer
 from jobs.joining import Join, joined_rows
 from jobs.results import Output
@@ -98,7 +99,7 @@ class Recaptioner:
 
     def again(self, sample: Sample, stored: Sequence[Row]) -> Iterator[Recaptioned]:
         """Caption one image alone; yield each of its rows with the fresh one."""
-        made = self.preparer(sample)
+        made = self._prepare(sample)
         if isinstance(made, list):
             fresh = made
         else:
@@ -110,6 +111,13 @@ class Recaptioner:
                 most = self.config.sampling.max_new_tokens
                 difference = first_difference(self.captioner, made, old.caption, new.caption, most)
             yield Recaptioned(old, new, difference)
+
+    def _prepare(self, sample: Sample) -> Request | list[Row]:
+        """Make a request as the job did: with --dedupe it is known by its content."""
+        doubles = Doubles(self.config.sampling.num_captions) if self.config.dedupe else None
+        made = replace(self.preparer, doubles=doubles)(sample)
+        assert not isinstance(made, Double), "an image alone is the first"
+        return made
 
     @property
     def reader_settings(self) -> ReaderSettings:
@@ -160,6 +168,7 @@ def config_of(output: Output, model: str | None, device: str) -> RunConfig:
             get.whole("max_pixels"), get.text("background"), bool(get.whole("allow_truncated"))
         ),
         speed=SpeedSettings(slots=num_captions, prefill_batch=1, device=device),
+        dedupe=bool(output.record.settings.get("dedupe")),
     )
 
 

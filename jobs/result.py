@@ -66,8 +66,13 @@ def summary(result: RunResult) -> list[str]:
     """Say in lines what was done, what went wrong, and where the captions lie."""
     snapshot = result.snapshot
     resumed = f" ({snapshot.resumed_rows:,} rows were there before)" * bool(snapshot.resumed_rows)
+    num_captioned = snapshot.images - snapshot.copied_images
+    copied = f", {snapshot.copied_images:,} more copied from identical ones" * bool(
+        snapshot.copied_images
+    )
     lines = [
-        f"{plural(snapshot.images, 'image')} captioned in {time_text(snapshot.seconds)}{resumed}"
+        f"{plural(num_captioned, 'image')} captioned in {time_text(snapshot.seconds)}"
+        f"{copied}{resumed}"
     ]
     if result.errors:
         codes = ", ".join(f"{count} {code}" for code, count in result.errors.most_common())

@@ -13,7 +13,8 @@ from functools import partial
 from jobs.blank import note_blank
 from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig
 from jobs.display import Display, Silent
-from jobs.feed import Feed, Preparer, ShardStream, weigh_result, weigh_sample
+from jobs.doubles import Doubles
+from jobs.feed import Feed, Prepared, Preparer, ShardStream, weigh_result, weigh_sample
 from jobs.metering import Meter, Reporter
 from jobs.ranks import Place
 from jobs.result import RunResult, plan_line
@@ -32,7 +33,7 @@ from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
-from pipeline.records import Request, Row, Sample
+from pipeline.records import Row, Sample
 from pipeline.throughput import Snapshot, ThroughputLog
 from pipeline.verdict import Tuning
 
@@ -188,18 +189,21 @@ class Run:
         """Run the stages to their end, or to the stop, and commit what is finished."""
         give_back_freed_memory()
         config = self.config
+        num_captions = config.sampling.num_captions
+        doubles = Doubles(num_captions) if config.dedupe else None
         preparer = Preparer(
-            captioner, plan.template, config.images, config.keep, config.sampling.num_captions
+            captioner, plan.template, config.images, config.keep, num_captions, doubles=doubles
         )
         limits = PrefetchLimits(
             threads=config.worker.loader_workers,
             max_items=2 * config.speed.prefill_batch + config.worker.loader_workers,
         )
-        prefetcher: Prefetcher[Sample, Request | list[Row]] = Prefetcher(
+        prefetcher: Prefetcher[Sample, Prepared] = Prefetcher(
             stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
         )
         log = ThroughputLog(config.out, worker)
-        feed = Feed(prefetcher, stream, store, self.stop, lambda row: self._add(row, store))
+        add_row = partial(self._add, store)
+        feed = Feed(prefetcher, stream, store, self.stop, add_row, doubles)
         meter = Meter(captioner.counters, stream, store, plan.before, feed)
         reporter = Reporter(meter, log, self.display, self.stop)
         try:
@@ -225,7 +229,7 @@ class Run:
                 ticker.check()
                 while captioner.notices:
                     self.display.say(captioner.notices.pop(0))
-                self._add(Row.from_caption(caption), store)
+                feed.put(Row.from_caption(caption))
         except GraceOver:
             self.display.say("the grace is over: captions in flight are dropped")
 
@@ -235,7 +239,7 @@ class Run:
             with contextlib.suppress(GraceOver), self.stop.interruptible():
                 note_blank(captioner, plan.template.text, self.config.out, snapshot.images)
 
-    def _add(self, row: Row, store: Store) -> None:
+    def _add(self, store: Store, row: Row) -> None:
         """Hand a row to the store, and stop where too many are errors."""
         store.add(row)
         if row.error:
@@ -257,7 +261,7 @@ def worker_name(place: Place) -> str:
     return f"{place.rank:05d}-of{place.world_size}-{source}-{stamp}"
 
 
-def _close(prefetcher: Prefetcher[Sample, Request | list[Row]]) -> None:
+def _close(prefetcher: Prefetcher[Sample, Prepared]) -> None:
     """End the loader threads, without waiting for one that hangs in a dead file system."""
     closer = threading.Thread(target=prefetcher.close, daemon=True)
     closer.start()

@@ -120,6 +120,13 @@ CAPTION_OPTIONS = _options(
         help="Captions of each image, a row each.",
     ),
     click.option(
+        "--dedupe",
+        is_flag=True,
+        help="Caption identical images of a shard once (the same bytes, the same prompt) and copy "
+        "the first one's caption, mean_logprob and all, to the rows of the others. A sampled "
+        "caption then depends on --seed and the image, no longer on the key.",
+    ),
+    click.option(
         "--keep",
         multiple=True,
         metavar="FIELD",

@@ -130,6 +130,7 @@ class Row:
     num_caption_tokens: int = 0
     mean_logprob: float | None = None
     kept: Mapping[str, str | None] = field(default_factory=dict)
+    is_copy: bool = False  # of an identical image's row; counted, and no column
 
     @classmethod
     def from_caption(cls, caption: Caption) -> Row:

@@ -55,14 +55,15 @@ class Torture:
     folder: Path
     seed: int = 0
     num_captions: int = 1
+    is_deduping: bool = False
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         (self.folder / "shards").mkdir(parents=True)
         for number in range(NUM_SHARDS):
-            (self.folder / "shards" / f"{number}.tar").write_bytes(_shard(number))
-        whole = _shard(NUM_SHARDS)
+            (self.folder / "shards" / f"{number}.tar").write_bytes(self._shard(number))
+        whole = self._shard(NUM_SHARDS)
         (self.folder / "shards" / CUT).write_bytes(whole[: len(whole) // 2])
         process = start(self._arguments("untroubled", speed=[]), self.folder)
         _, errors = process.communicate(timeout=120)
@@ -133,9 +134,24 @@ class Torture:
             *("--model", f"scripted:shuffle={shuffle},latency=0.01,fail=unlucky"),
             *("--num-captions", str(self.num_captions)),
             *(["--temperature", "1"] if self.num_captions > 1 else []),
+            *(["--dedupe"] if self.is_deduping else []),
             *("--keep", "txt"),
             *speed,
         ]
+
+    def _shard(self, number: int) -> bytes:
+        """Return a tar with pictures, one of them broken, one that the captioner fails on.
+
+        For --dedupe every third picture, from the first to the last, is one of four.
+        """
+        members: list[tuple[str, bytes]] = []
+        for index in range(SAMPLES + number):
+            key = f"{number}-{index:03d}" + ("-unlucky" if index == 7 else "")
+            is_double = self.is_deduping and index % 3 == 0
+            data = make_image_bytes(seed=index % 4 if is_double else 1000 * number + 100 + index)
+            members.append((f"{key}.jpg", data[:40] if index == 11 else data))
+            members.append((f"{key}.txt", f"text of {key}".encode()))
+        return make_tar_bytes(members)
 
     def _is_finished(self, out: str) -> bool:
         names = set(_files(self.folder / out))
@@ -164,17 +180,6 @@ class Torture:
             self.tally.faults.append(f"set aside: {aside}")
 
 
-def _shard(number: int) -> bytes:
-    """Return a tar with pictures, one of them broken, one that the captioner fails on."""
-    members: list[tuple[str, bytes]] = []
-    for index in range(SAMPLES + number):
-        key = f"{number}-{index:03d}" + ("-unlucky" if index == 7 else "")
-        data = make_image_bytes(seed=1000 * number + index)
-        members.append((f"{key}.jpg", data[:40] if index == 11 else data))
-        members.append((f"{key}.txt", f"text of {key}".encode()))
-    return make_tar_bytes(members)
-
-
 def _files(out: Path) -> dict[str, str]:
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.parquet")
@@ -191,10 +196,12 @@ def _piece_rows(out: Path) -> list[tuple[object, ...]]:
     return sorted(rows, key=lambda row: (row[1], row[2] if isinstance(row[2], int) else 0))
 
 
-def torture(folder: Path, num_kills: int, seed: int, num_captions: int = 1) -> Tally:
+def torture(
+    folder: Path, num_kills: int, seed: int, num_captions: int = 1, *, is_deduping: bool = False
+) -> Tally:
     """Run all of it and return what was found."""
     began = time.monotonic()
-    tally = Torture(folder, seed, num_captions).run(num_kills)
+    tally = Torture(folder, seed, num_captions, is_deduping).run(num_kills)
     seconds = time.monotonic() - began
     print(
         f"{tally.kills} kills, {tally.starts} starts, {tally.jobs} jobs, {tally.rows} rows "
@@ -209,9 +216,16 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-captions", type=int, default=1)
+    parser.add_argument("--dedupe", action="store_true", help="and many identical pictures")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        tally = torture(Path(folder) / "torture", asked.kills, asked.seed, asked.num_captions)
+        tally = torture(
+            Path(folder) / "torture",
+            asked.kills,
+            asked.seed,
+            asked.num_captions,
+            is_deduping=asked.dedupe,
+        )
     print("\n".join(tally.faults))
     return int(bool(tally.faults))
 

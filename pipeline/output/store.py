@@ -48,6 +48,7 @@ class StoreCounters:
     """What this run has handed to the store; the numbers only grow."""
 
     images: int = 0
+    copied_images: int = 0  # of these: not captioned, but given an identical one's caption
     rows: int = 0
     error_rows: int = 0
     pieces: int = 0
@@ -103,6 +104,7 @@ class Store:
             self.counters.rows += 1
             self.counters.error_rows += row.status == "error"
             self.counters.images += row.caption_index == 0
+            self.counters.copied_images += row.is_copy and row.caption_index == 0
             index = row.ref.index
             opened = self._find(row.ref.shard, index)
             if opened is None:

@@ -11,11 +11,13 @@ from tests.torture import torture
 KILLS = 10
 
 
-@pytest.mark.parametrize(("seed", "num_captions"), [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(
+    ("seed", "num_captions", "is_deduping"), [(1, 1, False), (2, 2, False), (3, 2, True)]
+)
 def test_killed_jobs_end_with_the_files_of_an_untroubled_run(
-    tmp_path: Path, seed: int, num_captions: int
+    tmp_path: Path, seed: int, num_captions: int, is_deduping: bool
 ) -> None:
-    tally = torture(tmp_path / "torture", KILLS, seed, num_captions)
+    tally = torture(tmp_path / "torture", KILLS, seed, num_captions, is_deduping=is_deduping)
     assert tally.kills >= KILLS
     assert tally.rows > 0
     assert not tally.faults
