@@ -3,7 +3,7 @@
 loader threads                                    the captioner's thread
 ShardStream ──► Sample ──► Preparer ──► Request ──► Feed.take ──► captioner ──► Feed.put ─┐
      │                        └───────► error Rows, Doubles ────────────────────────────► store
-     └── shard begun, ended or failed ──────────────► store
+     └── shard begun, ended or failed ────────────────────────────────────────────────► store
 """
 
 from __future__ import annotations
