@@ -19,7 +19,7 @@ RUN_WORDS = click.argument("run_options", nargs=-1, type=click.UNPROCESSED)
 
 @click.group()
 def launch() -> None:
-    """Start a job as many workers, on Slurm.
+    """Start a job as many workers: a Slurm array, or a Kubernetes Indexed Job.
 
     \b
     Example:
@@ -107,3 +107,79 @@ def slurm(run_options: tuple[str, ...], submit: bool, logs: str, **options: Any)
         submit_script(script)
     else:
         click.echo(script, nl=False)
+
+
+@launch.command()
+@click.option(
+    "--completions",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="How many workers.",
+)
+@click.option("--image", required=True, help="What scripts/Containerfile was built to.")
+@click.option("--name", default="captionjob", show_default=True, help="Of the job.")
+@click.option("--namespace", help="Where the job lives.  [default: kubectl's own]")
+@click.option(
+    "--max-running", type=click.IntRange(min=1), metavar="N", help="Workers at the same time."
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of each worker; a worker drives one.",
+)
+@click.option("--cpus", default="4", show_default=True, metavar="QUANTITY", help="Of each worker.")
+@click.option(
+    "--memory", default="16Gi", show_default=True, metavar="QUANTITY", help="Of each worker."
+)
+@click.option(
+    "--pvc",
+    multiple=True,
+    metavar="NAME:/path[:ro]",
+    help="A persistent volume claim, and where the workers see it; repeatable.",
+)
+@click.option(
+    "--secret",
+    multiple=True,
+    metavar="NAME",
+    help="A Secret whose keys become variables, such as AWS_ACCESS_KEY_ID; repeatable.",
+)
+@click.option(
+    "--env", multiple=True, metavar="NAME=VALUE", help="A variable, not a secret one; repeatable."
+)
+@click.option(
+    "--node-selector", multiple=True, metavar="LABEL=VALUE", help="Which nodes; repeatable."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Of a worker that crashed or left failed shards; exit 75 and evictions do not count.",
+)
+@RUN_WORDS
+def kubernetes(
+    run_options: tuple[str, ...],
+    pvc: tuple[str, ...],
+    secret: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Print the manifest of an Indexed Job: one pod a worker.
+
+    A pod that is evicted or told to stop commits, and another goes on; a wrong request fails the
+    job at once. Paths are those that the pods see, so that only options are checked here.
+
+    \b
+    Examples:
+      captionjob launch kubernetes --completions 64 --gpus 1 --image registry/captionjob:1 \\
+          --pvc data:/data -- --shards '/data/shards/*.tar' --out /data/captions > job.yaml
+      captionjob launch kubernetes --completions 8 --image registry/captionjob:1 \\
+          --secret s3-keys -- --shards 's3://bucket/*.tar' --out s3://bucket/captions
+    """
+    from jobs.launch.kubernetes import KubernetesSettings, Volume, kubernetes_manifest
+
+    volumes = tuple(Volume.parse(text) for text in pvc)
+    settings = KubernetesSettings(volumes=volumes, secrets=secret, **options)
+    click.echo(kubernetes_manifest(settings, _run_words(run_options)), nl=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -62,12 +63,23 @@ class RunWords:
         """
         Plan.make(self.config)
 
+    def need_absolute(self, place: str) -> None:
+        """Raise RequestError for a relative path, which names another folder elsewhere."""
+        for option, texts in (("--out", (self.options["out"],)), ("--shards", self.config.shards)):
+            for text in texts:
+                is_elsewhere = text.startswith("/") or re.match(r"[a-z0-9+]+:", text)
+                if not is_elsewhere:
+                    raise RequestError(
+                        f"{option} {text!r} is relative, and names another place in {place}; "
+                        "wanted an absolute path or a url"
+                    )
+
     @property
     def verify_words(self) -> tuple[str, ...]:
         """The options of `captionjob verify` that proves this run's output."""
         shards = [word for pattern in self.config.shards for word in ("--shards", pattern)]
         lenient = ["--lenient-end"] if self.config.has_lenient_end else []
-        return (str(self.config.out), *shards, *lenient)
+        return (str(self.options["out"]), *shards, *lenient)
 
 
 def command_words() -> tuple[str, ...]:

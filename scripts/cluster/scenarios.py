@@ -1,0 +1,35 @@
+"""All scenarios by name: what each installs, and the function that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.cluster.install import need_programs
+from scripts.cluster.result import Result
+from scripts.cluster.slurm import PACKAGES as SLURM_PACKAGES
+from scripts.cluster.slurm import PROGRAMS as SLURM_PROGRAMS
+from scripts.cluster.slurm_scenarios import slurm
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One thing to start, and what is done to it."""
+
+    summary: str
+    install: Callable[[Path], object]  # into a folder of tools; MissingError if it cannot
+    run: Callable[[Path, Path, bool], Iterator[Result]]  # its folder, the tools, is it quick
+
+
+def _slurm(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
+    return slurm(folder, is_quick=is_quick)
+
+
+SCENARIOS = {
+    "slurm": Scenario(
+        "an array of 8 on three nodes: one killed, preemption, a time limit, scancel",
+        lambda tools: need_programs(SLURM_PROGRAMS, SLURM_PACKAGES),
+        _slurm,
+    ),
+}
