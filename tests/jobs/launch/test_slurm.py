@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -70,23 +71,27 @@ def test_the_script_submits_an_array_and_a_check_after_any_outcome(here: Path) -
     assert (here / "logs").is_dir()
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_the_worker_of_the_script_captions_its_own_share(here: Path, rank: int) -> None:
-    """One shard and four workers: one of them has it, whoever that is."""
+def test_the_workers_of_the_script_caption_all_together(here: Path) -> None:
+    """One shard and four workers: each image has one of them, told by Slurm's variables."""
     worker, _ = submitted(here, launch(here, "--setup", "export TOLD=yes; echo $TOLD"))
-    done = subprocess.run(
-        ["bash", "-s"],
-        input=worker,
-        text=True,
-        capture_output=True,
-        cwd="/",
-        env=environment(array_of_4(rank)),
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("yes\n")
-    has_shard = rank == 0
-    assert ("6 images captioned" in done.stdout) == has_shard
-    assert bool(list(here.glob("out/*.parquet"))) == has_shard
+    num_images = 0
+    for rank in range(4):
+        done = subprocess.run(
+            ["bash", "-s"],
+            input=worker,
+            text=True,
+            capture_output=True,
+            cwd="/",
+            env=environment(array_of_4(rank)),
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("yes\n")
+        assert f"worker {rank} of 4 (Slurm array)" in done.stderr
+        found = re.search(r"^(\d+) images? captioned", done.stdout, re.MULTILINE)
+        assert found, done.stdout
+        num_images += int(found[1])
+    assert num_images == 6
+    assert len(list(here.glob("out/*.parquet"))) == 1
 
 
 def test_submit_runs_the_script_and_passes_on_why_sbatch_refuses(here: Path) -> None:
