@@ -107,7 +107,14 @@ def pack(folder: str, out: str, max_samples: int, max_bytes: int, overwrite: boo
 @cli.command()
 @INPUT_OPTIONS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def inspect(shards: tuple[str, ...], allow_pipe: bool, lenient_end: bool, as_json: bool) -> None:
+def inspect(
+    shards: tuple[str, ...],
+    allow_pipe: bool,
+    lenient_end: bool,
+    image_column: str | None,
+    key_column: str | None,
+    as_json: bool,
+) -> None:
     """Read shards without a model: samples, formats, sizes, junk, duplicates, damage.
 
     Of pictures only the headers are read: `run` finds those whose pixels are cut.
@@ -118,10 +125,15 @@ def inspect(shards: tuple[str, ...], allow_pipe: bool, lenient_end: bool, as_jso
     Exit code 1 if any shard is damaged.
     """
     from jobs.inspection import inspect_shards
+    from pipeline.input.checks import check_tables
     from pipeline.input.reader import ReaderSettings
-    from pipeline.input.shards import expand_shards
+    from pipeline.input.shards import expand_shards, with_columns
+    from pipeline.records import Columns
 
     found = expand_shards(shards, allow_pipe=allow_pipe)
+    columns = Columns(image_column, key_column)
+    found = with_columns(found, columns)
+    check_tables(found, columns, frozenset())
     settings = ReaderSettings(has_lenient_end=lenient_end)
     sys.exit(inspect_shards(found, settings, as_json=as_json))
 

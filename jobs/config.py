@@ -14,6 +14,7 @@ from pipeline.output.job_record import JobRecord, Setting
 from pipeline.output.schema import RowSchema
 from pipeline.output.store import CommitSettings
 from pipeline.prompts import PromptTemplate, fields_needed
+from pipeline.records import Columns
 
 MIN_IMAGES_FOR_RATE = 100  # before that, an error rate says little
 
@@ -76,6 +77,7 @@ class RunConfig:
     overwrite: bool = False
     allow_pipe: bool = False
     has_lenient_end: bool = False
+    columns: Columns = field(default_factory=Columns)  # of Parquet shards
     retry: frozenset[str] = frozenset()  # statuses of finished shards' rows to make again
 
     def __post_init__(self) -> None:
@@ -133,4 +135,7 @@ class RunConfig:
         }
         if self.dedupe and sampling.temperature > 0:  # greedy captions are the same without it
             settings["dedupe"] = True
+        # Only where they are chosen: a job over tars has no columns.
+        chosen = {"image_column": self.columns.image, "key_column": self.columns.key}
+        settings |= {name: column for name, column in chosen.items() if column is not None}
         return JobRecord(settings)

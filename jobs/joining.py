@@ -15,7 +15,7 @@ from jobs.results import Output, ShardResult
 from pipeline.errors import RequestError, ShardError
 from pipeline.input.identity import identify
 from pipeline.input.reader import ReaderSettings, read_shard
-from pipeline.input.shards import expand_shards
+from pipeline.input.shards import expand_shards, with_columns
 from pipeline.records import Row, Sample, Shard
 
 NO_FIELDS = ReaderSettings(frozenset())
@@ -51,7 +51,7 @@ class Wanted:
 def join_shards(output: Output, patterns: Sequence[str]) -> Join:
     """Match shards to results, in the shards' order; nothing is read of a shard found by id."""
     by_id = {result.id: result for result in output.shards}
-    shards = expand_shards(patterns)
+    shards = with_columns(expand_shards(patterns), output.columns)
     found = {shard.id: by_id.pop(shard.id) for shard in shards if shard.id in by_id}
     by_bytes = {(one.identity.size, one.identity.sha256): one for one in by_id.values()}
     for shard in shards:

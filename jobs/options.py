@@ -16,6 +16,7 @@ from pipeline.errors import RequestError
 from pipeline.images.opening import ImageSettings
 from pipeline.output.retry import parse_retry
 from pipeline.output.store import CommitSettings
+from pipeline.records import Columns
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -71,6 +72,7 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         overwrite=options["overwrite"],
         allow_pipe=options["allow_pipe"],
         has_lenient_end=options["lenient_end"],
+        columns=Columns(options["image_column"], options["key_column"]),
         retry=_retry(options["retry"], is_failed=options["retry_failed"]),
     )
 

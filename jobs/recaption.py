@@ -167,6 +167,7 @@ def config_of(output: Output, model: str | None, device: str) -> RunConfig:
         images=ImageSettings(
             get.whole("max_pixels"), get.text("background"), bool(get.whole("allow_truncated"))
         ),
+        columns=output.columns,
         speed=SpeedSettings(slots=num_captions, prefill_batch=1, device=device),
         dedupe=bool(output.record.settings.get("dedupe")),
     )

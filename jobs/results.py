@@ -29,7 +29,7 @@ from pipeline.output.resume import (
     read_rows,
 )
 from pipeline.output.schema import SCHEMA_VERSION, RowSchema
-from pipeline.records import Row
+from pipeline.records import Columns, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,12 @@ class Output:
     def prompt(self) -> str:
         """The prompt's template."""
         return str(self.record.settings.get("prompt", ""))
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of Parquet shards that the user chose."""
+        image, key = (self.record.settings.get(f"{name}_column") for name in ("image", "key"))
+        return Columns(*(one if isinstance(one, str) else None for one in (image, key)))
 
     @property
     def model(self) -> str:

@@ -24,9 +24,10 @@ from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
+from pipeline.input.checks import check_tables
 from pipeline.input.dealing import Slice, deal
 from pipeline.input.reader import ReaderSettings
-from pipeline.input.shards import expand_shards
+from pipeline.input.shards import expand_shards, with_columns
 from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.output.resume import FolderState, ShardState, look, shard_state, tidy, version_of
 from pipeline.output.retry import retry_state
@@ -59,6 +60,7 @@ class Plan:
         Raises RequestError where the request is wrong.
         """
         found = expand_shards(config.shards, allow_pipe=config.allow_pipe)
+        found = with_columns(found, config.columns)
         slices = deal(found, config.worker.place.rank, config.worker.place.world_size)
         shards = [one.shard for one in slices]
         check_place(config.out)
@@ -70,7 +72,9 @@ class Plan:
         else:
             rule = partial(retry_state, statuses=config.retry)
             before = look(config.out, shards, record.fingerprint, rule)
-        return cls(config, slices, source, config.template(source), record, before)
+        template = config.template(source)
+        check_tables(found, config.columns, template.needs_fields | fields_needed(config.keep))
+        return cls(config, slices, source, template, record, before)
 
     def state_now(self) -> FolderState:
         """Look again, at the shards that were not done before."""

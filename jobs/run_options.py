@@ -28,7 +28,8 @@ SHARDS = click.option(
     multiple=True,
     required=True,
     metavar="PATTERN",
-    help="A tar, a folder of tars, a glob or braces such as 'data/{00000..00099}.tar'; repeatable.",
+    help="A tar or Parquet file, a folder of them or of pictures, a glob, or braces "
+    "such as 'data/{00000..00099}.tar'; repeatable.",
 )
 ALLOW_PIPE = click.option(
     "--allow-pipe",
@@ -40,7 +41,19 @@ LENIENT_END = click.option(
     is_flag=True,
     help="Take a tar without an end marker, or with a long tail of zeros, for whole.",
 )
-INPUT_OPTIONS = _options(SHARDS, ALLOW_PIPE, LENIENT_END)
+COLUMN_OPTIONS = _options(
+    click.option(
+        "--image-column",
+        metavar="NAME",
+        help="Of Parquet shards, the column of images.  [default: found in the schema]",
+    ),
+    click.option(
+        "--key-column",
+        metavar="NAME",
+        help="Of Parquet shards, the column of keys.  [default: the number of the row]",
+    ),
+)
+INPUT_OPTIONS = _options(SHARDS, ALLOW_PIPE, LENIENT_END, COLUMN_OPTIONS)
 MODEL_OPTIONS = _options(
     click.option(
         "--model",

@@ -28,13 +28,27 @@ STATUS_OF_FINISH = {
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a Parquet file that the user chose; None: the file's schema tells."""
+
+    image: str | None = None
+    key: str | None = None  # None: a key is the number of its row
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """An input file, and the stable `id` that names its output."""
+    """An input file, and the stable `id` that names its output.
+
+    A part of a folder of pictures is one too: `pictures` are its files, each a path below `url`'s
+    folder with those of its fields behind it.
+    """
 
     id: str
     url: str
     size: int | None = None  # bytes, where the file system tells
     command: tuple[str, ...] | None = None  # that writes it, where the user allowed one
+    columns: Columns = Columns()
+    pictures: tuple[tuple[str, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ STAGES = (
     "pipeline.throughput",
 )
 STORE = ("commit", "footer", "merge", "open_shard", "resume", "retry", "schema")
+TABLES = ("columns", "table", "values")
 
 
 def imports_of(source: str, package: str) -> set[str]:
@@ -99,9 +100,10 @@ def test_no_arrow_points_the_wrong_way(
     assert not offenders(importers, imported)
 
 
-def test_only_the_store_writes_parquet() -> None:
+def test_only_the_store_and_the_reader_of_tables_know_parquet() -> None:
     knowing = {arrow.split()[0] for arrow in offenders(("pipeline",), ("pyarrow",))}
-    assert knowing == {f"pipeline.output.{name}" for name in STORE}
+    store = {f"pipeline.output.{name}" for name in STORE}
+    assert knowing == store | {f"pipeline.input.{name}" for name in TABLES}
 
 
 def test_the_reading_of_imports_sees_late_and_relative_ones() -> None:

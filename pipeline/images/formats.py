@@ -18,6 +18,8 @@ IMAGE_EXTENSIONS = frozenset(
 
 SNIFF_BYTES = 64
 
+_EXTENSION_OF = {"JPEG": "jpg", "JPEG2000": "jp2", "TIFF": "tif", "HEIF": "heic"}
+
 _AVIF_BRANDS = (b"avif", b"avis")
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
@@ -47,6 +49,11 @@ def extension_of(name: str) -> str:
     base = name.rpartition("/")[2]
     stem, dot, extension = base.rpartition(".")
     return extension.lower() if dot and stem else ""
+
+
+def extension_for(kind: str) -> str:
+    """Return the usual extension of a format that `sniff` told."""
+    return _EXTENSION_OF.get(kind, kind.lower())
 
 
 def sniff(data: bytes) -> str:

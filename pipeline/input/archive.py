@@ -258,6 +258,10 @@ def decompressed(stream: ReadAhead, url: str) -> IO[bytes]:
         return cast(BinaryIO, lzma.LZMAFile(cast(BinaryIO, stream)))
     if head[:4] == b"\x28\xb5\x2f\xfd":
         return _zstd(stream, url)
+    if head[:4] == b"PAR1":
+        raise ShardError(
+            url, "a Parquet file; wanted one whose name ends in .parquet, and not from a command"
+        )
     return cast(BinaryIO, stream)
 
 

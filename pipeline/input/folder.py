@@ -13,11 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.images.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
+from pipeline.images.formats import (
+    IMAGE_EXTENSIONS,
+    SNIFF_BYTES,
+    extension_for,
+    extension_of,
+    sniff,
+)
 from pipeline.input.shards import natural_key
 
 FIELD_EXTENSIONS = ("json", "txt")
-_SNIFFED_EXTENSION = {"JPEG": "jpg", "JPEG2000": "jp2", "TIFF": "tif", "HEIF": "heic"}
 
 
 @dataclass(slots=True)
@@ -100,7 +105,7 @@ def _image_extension(path: Path, findings: Findings) -> str:
             findings.unreadable.append((str(path), error.strerror or str(error)))
             return ""
         if kind:
-            return _SNIFFED_EXTENSION.get(kind, kind.lower())
+            return extension_for(kind)
     findings.skipped["no picture"] += 1
     return ""
 

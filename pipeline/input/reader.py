@@ -1,5 +1,6 @@
 """One shard to samples, in order, streaming; and whether the shard ended whole.
 
+`read_shard` is the seam: a tar is read here, a Parquet file by `pipeline.input.table`.
 webdataset's own iteration is not used here: it loses images of keys with dots, of duplicate
 keys and behind links, and takes a cut tar for a short one. `pipeline.input.archive` walks the
 blocks instead. What makes a sample:
@@ -17,23 +18,19 @@ blocks instead. What makes a sample:
 
 from __future__ import annotations
 
-import io
-import os
 from collections import Counter
 from collections.abc import Container, Iterator, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from pipeline.errors import SampleError, ShardError
 from pipeline.images.formats import IMAGE_EXTENSIONS, SNIFF_BYTES, extension_of, sniff
 from pipeline.input.archive import Archive, Member, decompressed
+from pipeline.input.counted import CountedFile
 from pipeline.input.grouping import Group, Image
 from pipeline.input.read_ahead import ReadAhead
-from pipeline.input.shards import open_shard
+from pipeline.input.shards import is_table, open_shard
 from pipeline.records import Sample, SampleRef, Shard
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def read_shard(
     skip: Container[int] = (),
     stats: ShardStats | None = None,
 ) -> Iterator[Sample]:
-    """Yield a shard's samples in order, all but those whose index is in `skip`.
+    """Return a shard's samples in order, all but those whose index is in `skip`.
 
     Raises ShardError, after every sample that came whole before it, if the shard is damaged or
     cannot be read. At a damage, an image whose fields may lie behind it is withheld, so that no
@@ -83,8 +80,18 @@ def read_shard(
     """
     settings = settings or ReaderSettings()
     stats = stats if stats is not None else ShardStats()
+    if is_table(shard):
+        from pipeline.input.table import read_table
+
+        return read_table(shard, settings, skip, stats)
+    return _read_tar(shard, settings, skip, stats)
+
+
+def _read_tar(
+    shard: Shard, settings: ReaderSettings, skip: Container[int], stats: ShardStats
+) -> Iterator[Sample]:
     with open_shard(shard) as file:
-        raw = ReadAhead(cast(BinaryIO, _CountedFile(file, stats)), stats.note_jump)
+        raw = ReadAhead(cast(BinaryIO, CountedFile(file, stats)), stats.note_jump)
         archive = Archive(
             decompressed(raw, shard.url), shard.url, has_lenient_end=settings.has_lenient_end
         )
@@ -226,26 +233,3 @@ def _plain(name: str) -> str:
     while name.startswith("./"):
         name = name[2:].lstrip("/")
     return name
-
-
-class _CountedFile(io.RawIOBase):
-    """Count what is really read from the file, so that a bar can move inside a member."""
-
-    def __init__(self, file: BinaryIO, stats: ShardStats) -> None:
-        super().__init__()
-        self._file = file
-        self._stats = stats
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return self._file.seekable()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
-        self._stats.bytes_read += count or 0
-        return int(count or 0)

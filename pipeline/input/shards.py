@@ -11,7 +11,8 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import BinaryIO, cast
 from urllib.parse import unquote, urlsplit
@@ -20,12 +21,13 @@ from braceexpand import braceexpand
 
 from pipeline.errors import RequestError, ShardError
 from pipeline.input.pipes import is_pipe, open_pipe, words_of
-from pipeline.records import Shard
+from pipeline.records import Columns, Shard
 
 SHARD_SUFFIXES = (
     *(".tar", ".tgz", ".tbz2", ".txz", ".tzst"),
     *(".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd"),
 )
+TABLE_SUFFIXES = (".parquet", ".pq", ".parq")
 MAX_SHARDS = 1_000_000  # of one pattern: {0..999999999999} must not eat the memory
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|(pipe):")
@@ -60,6 +62,21 @@ def expand_shards(patterns: Sequence[str], *, allow_pipe: bool = False) -> list[
     return shards
 
 
+def with_columns(shards: Iterable[Shard], columns: Columns) -> list[Shard]:
+    """Return the shards, the Parquet files among them to be read by these columns."""
+    return [replace(one, columns=columns) if is_table(one) else one for one in shards]
+
+
+def is_table(shard: Shard) -> bool:
+    """Whether a shard is a Parquet file, by its name."""
+    return shard.command is None and is_table_name(shard.url)
+
+
+def is_table_name(name: str) -> bool:
+    """Whether a path or url names a Parquet file."""
+    return name.partition("?")[0].lower().endswith(TABLE_SUFFIXES)
+
+
 def shard_id(path: str) -> str:
     """Return a shard's file-system-safe name: its base name, and 8 hex digits of its full path.
 
@@ -73,7 +90,7 @@ def shard_id(path: str) -> str:
 
 
 def _id(base: str, whole: str) -> str:
-    for suffix in sorted(SHARD_SUFFIXES, key=len, reverse=True):
+    for suffix in sorted((*SHARD_SUFFIXES, *TABLE_SUFFIXES), key=len, reverse=True):
         if base.lower().endswith(suffix):
             base = base[: -len(suffix)]
             break
