@@ -173,9 +173,11 @@ def test_result_commands_read_the_columns_that_the_job_was_given(
     again = replace(
         config, shards=(str(folder / "hf" / "data" / "*.parquet"),), out=folder / "again"
     )
-    again = replace(again, columns=Columns(key="key"), prompt="Describe {key}.", keep=("caption",))
+    again = replace(
+        again, columns=Columns(key="key"), prompt="Describe {key}.", keep=("json.caption",)
+    )
     assert Run(again).run().exit_code == 0
-    assert [row["caption"] for row in rows_of(again.out)] != []
+    assert all(row["json.caption"] for row in rows_of(again.out))
     assert read_output(again.out).columns == Columns(key="key")
 
 
