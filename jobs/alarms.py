@@ -11,11 +11,11 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
 from jobs.results import Output
+from pipeline.output.folder import OutFolder
 
 BLANK_FILE = "_blank.json"
 COLUMNS = ("caption", "status", "sha256", "finish_reason", "key")
@@ -210,10 +210,10 @@ def bell_of(output: Output) -> AlarmBell:
     return AlarmBell(output.prompt, blank_captions(output.folder))
 
 
-def blank_captions(folder: Path) -> list[str]:
+def blank_captions(folder: OutFolder) -> list[str]:
     """Read what the network said of blank pictures; empty if nobody asked it."""
     try:
-        found = json.loads((folder / BLANK_FILE).read_text(encoding="utf-8"))
+        found = json.loads(folder.read(BLANK_FILE))
         return [str(caption) for caption in found["captions"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

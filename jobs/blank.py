@@ -10,14 +10,13 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from PIL import Image
 
 from jobs.alarms import BLANK_FILE
 from pipeline.captioner import Captioner
 from pipeline.errors import CaptionJobError
-from pipeline.output.commit import replace_text
+from pipeline.output.folder import OutFolder
 from pipeline.records import ImageFacts, Request, SampleRef
 
 COLOURS = ("white", "grey", "black")
@@ -42,16 +41,16 @@ class Asked:
         return not self.requests
 
 
-def note_blank(captioner: Captioner, prompt: str, out: Path, num_images: int) -> None:
+def note_blank(captioner: Captioner, prompt: str, out: OutFolder, num_images: int) -> None:
     """Ask once a job, and write `OUT/_blank.json`; a network that cannot answer is let be."""
-    if num_images < MIN_IMAGES or (out / BLANK_FILE).exists():
+    if num_images < MIN_IMAGES or out.stat(BLANK_FILE) is not None:
         return
     try:
         captions = ask(captioner, prompt)
     except CaptionJobError:
         return
     text = json.dumps({"captions": captions}, ensure_ascii=False) + "\n"
-    replace_text(out / BLANK_FILE, text, "blank-written")
+    out.replace(BLANK_FILE, text.encode("utf-8", "backslashreplace"))
 
 
 def ask(captioner: Captioner, prompt: str) -> list[str]:

@@ -42,9 +42,7 @@ def status(out: str, shards: tuple[str, ...], watch: bool, interval: float, as_j
     """
     from jobs.status_view import print_status
 
-    print_status(
-        Path(out), shards, sys.stdout, as_json=as_json, is_watching=watch, seconds=interval
-    )
+    print_status(out, shards, sys.stdout, as_json=as_json, is_watching=watch, seconds=interval)
 
 
 @click.command()
@@ -129,7 +127,7 @@ def verify(
         None if sample is None else SampleRequest(sample, seed, model, device, trust_remote_code)
     )
     code = print_verification(
-        Path(out), shards, wanted, sys.stdout, as_json=as_json, has_lenient_end=lenient_end
+        out, shards, wanted, sys.stdout, as_json=as_json, has_lenient_end=lenient_end
     )
     sys.exit(code)
 
@@ -270,7 +268,7 @@ def compare(
     from jobs.compare.make import CompareRequest
     from jobs.compare.view import print_comparison
 
-    request = CompareRequest(Path(out_a), Path(out_b), shards, references, pictures, seed)
+    request = CompareRequest(out_a, out_b, shards, references, pictures, seed)
     print_comparison(request, None if to is None else Path(to), as_json=as_json)
 
 

@@ -10,6 +10,7 @@ from pipeline.backends.resolve import resolve
 from pipeline.captioner import ModelSource, SamplingSettings, SpeedSettings
 from pipeline.errors import RequestError
 from pipeline.images.opening import ImageSettings
+from pipeline.output.folder import OutFolder, open_folder
 from pipeline.output.job_record import JobRecord, Setting
 from pipeline.output.schema import RowSchema
 from pipeline.output.store import CommitSettings
@@ -59,7 +60,7 @@ class RunConfig:
     """One run of one worker."""
 
     shards: tuple[str, ...]
-    out: Path
+    out: Path | str  # a folder, or an address such as s3://bucket/prefix
     model: str = "default"
     backend: str = "auto"
     dtype: str = "auto"
@@ -92,6 +93,10 @@ class RunConfig:
     def schema(self) -> RowSchema:
         """The columns of this job."""
         return RowSchema(self.sampling.num_captions, self.keep)
+
+    def folder(self) -> OutFolder:
+        """Open the output folder; nothing is looked at yet."""
+        return open_folder(self.out)
 
     def source(self) -> ModelSource:
         """Find the model, its weights not yet loaded."""

@@ -12,13 +12,13 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import RequestError
-from pipeline.output.commit import publish, temporary_file, write_parquet
+from pipeline.output.commit import write_parquet
+from pipeline.output.folder import OutFolder
 from pipeline.records import Row
 
 CORRECTIONS = "_corrections"
@@ -71,8 +71,8 @@ def key_of(row: Row) -> RowKey:
     return row.ref.shard, row.ref.index, row.caption_index
 
 
-def store_corrections(out: Path, corrections: Sequence[Correction]) -> Path | None:
-    """Write one import; None if exactly these corrections are stored already."""
+def store_corrections(out: OutFolder, corrections: Sequence[Correction]) -> str | None:
+    """Write one import and say where; None if exactly these corrections are stored already."""
     known = {_identity(one) for one in all_corrections(out)}
     new = [one for one in corrections if _identity(one) not in known]
     if not new:
@@ -80,29 +80,33 @@ def store_corrections(out: Path, corrections: Sequence[Correction]) -> Path | No
     table = pa.Table.from_pylist(
         [{name: getattr(one, name) for name in _SCHEMA.names} for one in new], schema=_SCHEMA
     )
-    folder = out / CORRECTIONS
-    folder.mkdir(exist_ok=True)
     digest = hashlib.sha256("\0".join(map(repr, new)).encode("utf-8", "backslashreplace"))
-    final = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{digest.hexdigest()[:8]}.parquet"
-    with temporary_file(folder, final.name) as temporary:
-        write_parquet(temporary, _SCHEMA, [table], "corrections-half-written")
-        publish(temporary, final)
-    return final
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    name = f"{CORRECTIONS}/{stamp}-{digest.hexdigest()[:8]}.parquet"
+    with out.draft(name) as draft:
+        write_parquet(draft, _SCHEMA, [table], "corrections-half-written")
+        out.put_new(draft, name)
+    return out.place(name)
 
 
-def all_corrections(out: Path) -> list[Correction]:
+def all_corrections(out: OutFolder) -> list[Correction]:
     """Return every correction that was ever imported, in the order of the imports."""
     found = []
-    for path in sorted((out / CORRECTIONS).glob("[0-9]*.parquet")):
+    for name in out.names(CORRECTIONS):
+        if not name[:1].isdigit() or not name.endswith(".parquet"):
+            continue
         try:
-            table = pq.ParquetFile(path).read(_SCHEMA.names)
+            with out.open(f"{CORRECTIONS}/{name}") as file:
+                table = pq.ParquetFile(file).read(_SCHEMA.names)
         except (OSError, pa.ArrowException, KeyError) as error:
-            raise RequestError(f"{path} cannot be read as corrections: {error}") from None
+            raise RequestError(
+                f"{out.place(CORRECTIONS)}/{name} cannot be read as corrections: {error}"
+            ) from None
         found += [Correction(**values) for values in table.to_pylist()]
     return found
 
 
-def latest_corrections(out: Path) -> dict[RowKey, Correction]:
+def latest_corrections(out: OutFolder) -> dict[RowKey, Correction]:
     """Return the correction that counts for each row that has one."""
     latest: dict[RowKey, Correction] = {}
     for one in all_corrections(out):

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from jobs.doubles import Double, Doubles, content_of
 from jobs.stopping import Stop
@@ -23,6 +22,7 @@ from pipeline.images.pixel_room import PixelRoom
 from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity, identify
 from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.output.folder import OutFolder
 from pipeline.output.resume import ShardState, tidy
 from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
@@ -64,7 +64,7 @@ Prepared = Request | list[Row] | Double  # what a loader thread makes of a sampl
 class ShardStream:
     """Reads shard after shard, on one loader thread at a time."""
 
-    out: Path
+    out: OutFolder
     fingerprint: str
     slices: list[Slice]
     settings: ReaderSettings

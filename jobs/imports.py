@@ -14,6 +14,7 @@ from pathlib import Path
 from jobs.corrections import Correction, RowKey, key_of, store_corrections
 from jobs.results import Output, read_output
 from pipeline.errors import RequestError
+from pipeline.output.folder import Where
 from pipeline.records import Row
 
 MAX_SHOWN = 3
@@ -36,13 +37,13 @@ class Answer:
 class Imported:
     """What an import found and stored."""
 
-    stored: Path | None  # None: all of it was stored before
+    stored: str | None  # None: all of it was stored before
     num_answers: int
     num_changed: int
     num_skipped: int  # tasks that nobody answered
 
 
-def import_label_studio(out: Path, path: Path) -> Imported:
+def import_label_studio(out: Where, path: Path) -> Imported:
     """Store the corrections of a Label Studio export (JSON or JSON-MIN).
 
     Raises RequestError, with nothing stored, for what is no such file or of other rows.
@@ -55,7 +56,7 @@ def import_label_studio(out: Path, path: Path) -> Imported:
         num_skipped += not found
         answers += found
     corrections = _joined(output, answers)
-    stored = store_corrections(out, corrections)
+    stored = store_corrections(output.folder, corrections)
     num_changed = sum(one.is_change for one in corrections)
     return Imported(stored, len(corrections), num_changed, num_skipped)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jobs.config import LimitSettings, RunConfig, WorkerSettings
@@ -28,7 +27,7 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
     time_limit = options["time_limit"]
     return RunConfig(
         shards=options["shards"],
-        out=Path(options["out"]),
+        out=options["out"],
         model=options["model"],
         backend=options["backend"],
         dtype=options["dtype"],

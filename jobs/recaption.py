@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from jobs.config import RunConfig
 from jobs.doubles import Double, Doubles
@@ -144,7 +143,7 @@ def config_of(output: Output, model: str | None, device: str) -> RunConfig:
     backend = get.text("model.backend")
     return RunConfig(
         shards=(),
-        out=Path(output.folder),
+        out=output.folder.url,
         model=model or output.model,
         backend=backend if backend in ("native", "transformers") else "auto",
         dtype=get.text("model.dtype") or "auto",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 from jobs.stopping import EXIT_AGAIN
 from jobs.terminal import plural, printable, time_text
+from pipeline.output.folder import OutFolder
 from pipeline.output.resume import FAILED_FILE, PROGRESS, FolderState
 from pipeline.throughput import THROUGHPUT, Snapshot
 from pipeline.verdict import Tuning, table
@@ -20,7 +20,7 @@ MAX_FAILED_SHOWN = 10
 class RunResult:
     """How a run ended."""
 
-    out: Path
+    out: OutFolder
     before: FolderState
     after: FolderState
     snapshot: Snapshot
@@ -109,7 +109,7 @@ def _failures(result: RunResult) -> list[str]:
     if not result.failed:
         return []
     lines = [
-        f"{plural(len(result.failed), 'shard')} failed, see {result.out / FAILED_FILE}; "
+        f"{plural(len(result.failed), 'shard')} failed, see {result.out.place(FAILED_FILE)}; "
         "what they held is kept, the next run tries again"
     ]
     shown = list(result.failed.items())[:MAX_FAILED_SHOWN]
@@ -124,10 +124,11 @@ def _places(result: RunResult) -> list[str]:
     lines = []
     if after.num_done:
         files = plural(after.num_done, "file")
-        lines.append(f"captions    {result.out}/*.parquet ({files})")
+        lines.append(f"captions    {result.out.url}/*.parquet ({files})")
     if after.num_partly_done:
         rows = sum(state.num_rows for state in after.shards if not state.is_done)
-        lines.append(f"unfinished  {result.out / PROGRESS}/*/*.parquet ({plural(rows, 'row')})")
+        pieces = f"{result.out.place(PROGRESS)}/*/*.parquet"
+        lines.append(f"unfinished  {pieces} ({plural(rows, 'row')})")
     if result.snapshot.images:
-        lines.append(f"throughput  {result.out / THROUGHPUT}")
+        lines.append(f"throughput  {result.out.place(THROUGHPUT)}")
     return lines

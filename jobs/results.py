@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,26 +18,27 @@ import pyarrow.parquet as pq
 from jobs.rows import rows_of
 from pipeline.errors import JobError, RequestError
 from pipeline.input.identity import ShardIdentity
-from pipeline.output.commit import is_temporary
+from pipeline.output.folder import OutFolder, Stat, Where, open_folder
 from pipeline.output.job_record import JOB_FILE, JobRecord, Setting
 from pipeline.output.merge import Part, merged
 from pipeline.output.resume import (
     META_JOB,
     META_SHARD,
     PROGRESS,
-    final_path,
-    piece_paths,
+    final_name,
     read_rows,
 )
 from pipeline.output.schema import SCHEMA_VERSION, RowSchema
 from pipeline.records import Columns, Row
+
+_THREADS = 16  # footers are read over a network more often than not
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A file that does not count, and why."""
 
-    path: Path
+    name: str
     reason: str
 
 
@@ -46,7 +48,8 @@ class ShardResult:
 
     id: str
     identity: ShardIdentity
-    paths: tuple[Path, ...]
+    folder: OutFolder
+    names: tuple[str, ...]
     num_rows: int  # of pieces, those that twins made twice are counted twice
     is_done: bool
 
@@ -57,11 +60,13 @@ class ShardResult:
         """
         try:
             if self.is_done:
-                return read_rows(self.paths[0], None if columns is None else list(columns))
+                chosen = None if columns is None else list(columns)
+                return read_rows(self.folder, self.names[0], chosen)
             wanted = None if columns is None else [*dict.fromkeys(["index", *columns])]
-            tables = list(merged([_part(read_rows(path, wanted)) for path in self.paths]))
+            parts = [_part(read_rows(self.folder, name, wanted)) for name in self.names]
+            tables = list(merged(parts))
         except (OSError, pa.ArrowException) as error:
-            raise JobError(f"{self.paths[0]}: {error}") from error
+            raise JobError(f"{self.folder.place(self.names[0])}: {error}") from error
         table = pa.concat_tables(tables)
         return table if columns is None else table.select(list(columns))
 
@@ -74,7 +79,7 @@ class ShardResult:
 class Output:
     """An output folder that was made by captionjob."""
 
-    folder: Path
+    folder: OutFolder
     record: JobRecord
     shards: tuple[ShardResult, ...] = ()
     faults: tuple[Fault, ...] = field(default=())
@@ -118,86 +123,102 @@ class Output:
         return sum(shard.num_rows for shard in self.shards)
 
 
-def read_output(folder: Path) -> Output:
+def read_output(folder: Where) -> Output:
     """Find out what a folder holds; RequestError if captionjob did not make it."""
-    return OutputReader(folder).read()
+    return OutputReader(open_folder(folder)).read()
 
 
 @dataclass(slots=True)
 class OutputReader:
     """Reads the same folder again and again; the footer of a file that stays is read once."""
 
-    folder: Path
-    _footers: dict[tuple[Path, int, int], _Footer] = field(default_factory=dict)
+    folder: OutFolder
+    _footers: dict[tuple[str, str], _Footer | str] = field(default_factory=dict)
 
     def read(self) -> Output:
         """Find out what the folder holds now; RequestError if captionjob did not make it."""
         folder = self.folder
         record = read_record(folder)
+        started: dict[str, dict[str, Stat]] = {}
+        for name, stat in sorted(folder.walk(PROGRESS).items()):
+            if name.endswith(".parquet"):
+                started.setdefault(name.split("/")[1], {})[name] = stat
+        # In this order: a shard that is finished meanwhile is seen, perhaps twice, never missed.
+        finals = {
+            name: stat
+            for name, stat in folder.walk(is_deep=False).items()
+            if name.endswith(".parquet") and not name.startswith((".", "_"))
+        }
+        pieces = {
+            shard_id: found
+            for shard_id, found in started.items()
+            if final_name(shard_id) not in finals
+        }
+        files = [finals, *pieces.values()]
+        footers = self._read_footers({name: stat for one in files for name, stat in one.items()})
         faults: list[Fault] = []
-        shards: dict[str, ShardResult] = {}
-        for path in sorted(folder.glob("*.parquet")):
-            if not path.name.startswith((".", "_")):
-                found = self._result(path.stem, [path], record, faults, is_done=True)
-                if found:
-                    shards[found.id] = found
-        started = folder / PROGRESS
-        for place in sorted(started.iterdir()) if started.is_dir() else []:
-            if place.name not in shards and not final_path(folder, place.name).exists():
-                pieces = piece_paths(folder, place.name)
-                found = self._result(place.name, pieces, record, faults, is_done=False)
-                if found:
-                    shards[found.id] = found
-        return Output(folder, record, tuple(shards.values()), tuple(faults))
+        shards = [
+            *(
+                self._result(name.removesuffix(".parquet"), [name], record, footers, faults)
+                for name in sorted(finals)
+            ),
+            *(
+                self._result(shard_id, list(found), record, footers, faults)
+                for shard_id, found in pieces.items()
+            ),
+        ]
+        return Output(folder, record, tuple(filter(None, shards)), tuple(faults))
 
     def _result(
         self,
         shard_id: str,
-        paths: Sequence[Path],
+        names: Sequence[str],
         record: JobRecord,
+        footers: Mapping[str, _Footer | str | None],
         faults: list[Fault],
-        *,
-        is_done: bool,
     ) -> ShardResult | None:
         """Look at a shard's files; those that cannot be trusted become faults."""
-        good: list[Path] = []
+        good: list[str] = []
         identity = None
         num_rows = 0
-        for path in paths:
-            if is_temporary(path.name):
-                continue
-            try:
-                footer = self._footer(path)
-            except FileNotFoundError:
+        for name in names:
+            footer = footers[name]
+            if footer is None:
                 continue  # the shard was finished this moment
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                reason = f"no Parquet file of captionjob ({type(error).__name__})"
-                faults.append(Fault(path, reason))
-                continue
-            if footer.fingerprint != record.fingerprint:
+            if isinstance(footer, str):
+                faults.append(Fault(name, footer))
+            elif footer.fingerprint != record.fingerprint:
                 reason = f"made with other settings ({footer.fingerprint}"
-                faults.append(Fault(path, f"{reason}, not {record.fingerprint})"))
+                faults.append(Fault(name, f"{reason}, not {record.fingerprint})"))
             elif identity is not None and footer.identity != identity:
-                faults.append(Fault(path, "a piece of another version of its shard"))
+                faults.append(Fault(name, "a piece of another version of its shard"))
             else:
                 identity = footer.identity
                 num_rows += footer.num_rows
-                good.append(path)
+                good.append(name)
         if identity is None:
             return None
-        return ShardResult(shard_id, identity, tuple(good), num_rows, is_done)
+        is_done = "/" not in good[0]
+        return ShardResult(shard_id, identity, self.folder, tuple(good), num_rows, is_done)
 
-    def _footer(self, path: Path) -> _Footer:
-        status = path.stat()
-        stamp = (path, status.st_mtime_ns, status.st_size)
-        if stamp not in self._footers:
-            found = pq.read_metadata(path)
-            self._footers[stamp] = _Footer(
-                ShardIdentity.from_json(found.metadata[META_SHARD].decode()),
-                found.metadata[META_JOB].decode(),
-                int(found.num_rows),
-            )
-        return self._footers[stamp]
+    def _read_footers(self, files: Mapping[str, Stat]) -> dict[str, _Footer | str | None]:
+        """Return each file's footer, what is wrong with it, or None if it went meanwhile."""
+        known = self._footers
+        self._footers = {
+            (name, stat.version): known[name, stat.version]
+            for name, stat in files.items()
+            if (name, stat.version) in known
+        }
+        new = [name for name, stat in files.items() if (name, stat.version) not in known]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = dict(zip(new, pool.map(partial(_read_footer, self.folder), new), strict=True))
+        for name, footer in found.items():
+            if footer is not None:
+                self._footers[name, files[name].version] = footer
+        return {
+            name: found[name] if name in found else self._footers[name, stat.version]
+            for name, stat in files.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,25 +230,36 @@ class _Footer:
     num_rows: int
 
 
-def read_record(folder: Path) -> JobRecord:
+def read_record(folder: OutFolder) -> JobRecord:
     """Read `_job.json`; RequestError if there is none that makes sense."""
-    path = folder / JOB_FILE
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise RequestError(f"OUT {str(folder)!r} {what}")
+    place = folder.place(JOB_FILE)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(folder.read(JOB_FILE))
         settings: Mapping[str, Setting] = dict(found["settings"])
         version = found["schema_version"]
-    except FileNotFoundError:
-        raise RequestError(
-            f"OUT {str(folder)!r} was not made by captionjob: it holds no {JOB_FILE}"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = folder.absence or f"was not made by captionjob: it holds no {JOB_FILE}"
+        raise RequestError(f"OUT {folder.url!r} {what}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{path} cannot be read as a job's settings ({error})") from None
+        raise RequestError(f"{place} cannot be read as a job's settings ({error})") from None
     if version != SCHEMA_VERSION:
-        raise RequestError(f"{path} has the schema version {version}; wanted {SCHEMA_VERSION}")
+        raise RequestError(f"{place} has the schema version {version}; wanted {SCHEMA_VERSION}")
     return JobRecord(settings)
+
+
+def _read_footer(folder: OutFolder, name: str) -> _Footer | str | None:
+    try:
+        with folder.open(name) as file:
+            found = pq.read_metadata(file)
+        return _Footer(
+            ShardIdentity.from_json(found.metadata[META_SHARD].decode()),
+            found.metadata[META_JOB].decode(),
+            int(found.num_rows),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"no Parquet file of captionjob ({type(error).__name__})"
 
 
 def _part(table: pa.Table) -> Part:

@@ -28,6 +28,7 @@ from pipeline.input.checks import check_tables
 from pipeline.input.dealing import Slice, deal
 from pipeline.input.reader import ReaderSettings
 from pipeline.input.shards import expand_shards, with_columns
+from pipeline.output.folder import OutFolder
 from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.output.resume import FolderState, ShardState, look, shard_state, tidy, version_of
 from pipeline.output.retry import retry_state
@@ -47,6 +48,7 @@ class Plan:
     """A request that was found right, before weights are loaded."""
 
     config: RunConfig
+    out: OutFolder
     slices: list[Slice]  # one of each shard that this worker has a part in
     source: ModelSource
     template: PromptTemplate
@@ -63,28 +65,30 @@ class Plan:
         found = with_columns(found, config.columns)
         slices = deal(found, config.worker.place.rank, config.worker.place.world_size)
         shards = [one.shard for one in slices]
-        check_place(config.out)
+        out = config.folder()
+        check_place(out)
         source = config.source()
         record = config.record(source)
-        check_folder(config.out, record, overwrite=config.overwrite)
+        check_folder(out, record, overwrite=config.overwrite)
         if config.overwrite:
             before = FolderState(tuple(ShardState(shard) for shard in shards))
         else:
             rule = partial(retry_state, statuses=config.retry)
-            before = look(config.out, shards, record.fingerprint, rule)
+            before = look(out, shards, record.fingerprint, rule)
         template = config.template(source)
         check_tables(found, config.columns, template.needs_fields | fields_needed(config.keep))
-        return cls(config, slices, source, template, record, before)
+        return cls(config, out, slices, source, template, record, before)
 
     def state_now(self) -> FolderState:
         """Look again, at the shards that were not done before."""
         states = list(self.before.shards)
         for place, state in enumerate(states):
-            if state.base is not None and version_of(state.base.final) == state.base.version:
+            base = state.base
+            if base is not None and version_of(self.out, base.final) == base.version:
                 continue  # its samples are still to be made again
             if not state.is_done:
                 fingerprint = self.record.fingerprint
-                states[place] = shard_state(self.config.out, state.shard, fingerprint)
+                states[place] = shard_state(self.out, state.shard, fingerprint)
         return FolderState(tuple(states))
 
     @property
@@ -131,7 +135,7 @@ class Run:
         self.display.say(plan_line(plan.before))
         stream = self._stream(plan)
         worker = worker_name(self.config.worker.place)
-        store = Store(self.config.out, plan.record, self.config.schema, self.config.commit, worker)
+        store = Store(plan.out, plan.record, self.config.schema, self.config.commit, worker)
         snapshot = Snapshot(resumed_rows=plan.before.num_rows)
         captioner = self._load(plan.source) if stream.slices else None
         if captioner is not None:
@@ -139,7 +143,7 @@ class Run:
             snapshot = self._caption(captioner, plan, stream, store, worker)
             self._note_blank(captioner, plan, snapshot)
         return RunResult(
-            out=self.config.out,
+            out=plan.out,
             before=plan.before,
             after=plan.state_now(),
             snapshot=snapshot,
@@ -156,7 +160,7 @@ class Run:
         # A limit counts the samples of finished shards too.
         is_wanted = [limit is not None or not state.is_done for state in plan.before.shards]
         return ShardStream(
-            out=self.config.out,
+            out=plan.out,
             fingerprint=plan.record.fingerprint,
             slices=[one for one, wanted in zip(plan.slices, is_wanted, strict=True) if wanted],
             settings=plan.reader_settings,
@@ -181,11 +185,11 @@ class Run:
 
     def _claim(self, plan: Plan) -> None:
         """Take the folder, now that the request is known to be right in every part."""
-        moved = claim_folder(self.config.out, plan.record, overwrite=self.config.overwrite)
+        moved = claim_folder(plan.out, plan.record, overwrite=self.config.overwrite)
         if moved:
             self.display.say(f"the older output was moved to {moved}")
         for state in plan.before.shards:
-            tidy(self.config.out, state.leftovers)
+            tidy(plan.out, state.leftovers)
 
     def _caption(
         self, captioner: Captioner, plan: Plan, stream: ShardStream, store: Store, worker: str
@@ -205,7 +209,7 @@ class Run:
         prefetcher: Prefetcher[Sample, Prepared] = Prefetcher(
             stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
         )
-        log = ThroughputLog(config.out, worker)
+        log = ThroughputLog(plan.out, worker)
         add_row = partial(self._add, store)
         feed = Feed(prefetcher, stream, store, self.stop, add_row, doubles)
         meter = Meter(captioner.counters, stream, store, plan.before, feed)
@@ -241,7 +245,7 @@ class Run:
         """Ask the network what it says of blank pictures, which an alarm has to know."""
         if not self.stop.is_requested:
             with contextlib.suppress(GraceOver), self.stop.interruptible():
-                note_blank(captioner, plan.template.text, self.config.out, snapshot.images)
+                note_blank(captioner, plan.template.text, plan.out, snapshot.images)
 
     def _add(self, store: Store, row: Row) -> None:
         """Hand a row to the store, and stop where too many are errors."""

@@ -7,14 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from jobs.alarms import COLUMNS, Alarm, AlarmBell, bell_of
 from jobs.results import Output, OutputReader, ShardResult
 from jobs.workers import Worker, read_workers
 from pipeline.errors import JobError
 from pipeline.input.shards import expand_shards
-from pipeline.output.resume import FAILED_FILE, PROGRESS
+from pipeline.output.failures import read_notes
+from pipeline.output.folder import OutFolder, Where, open_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Status:
         """Return the status as one JSON object."""
         return json.dumps(
             {
-                "out": str(self.output.folder),
+                "out": self.output.folder.url,
                 "model": self.output.model,
                 "fingerprint": self.output.record.fingerprint,
                 "shards": {
@@ -123,7 +123,7 @@ class Status:
 class _Counts:
     """The rows of a shard's files by status and by error code."""
 
-    paths: tuple[Path, ...]
+    names: tuple[str, ...]
     statuses: Counter[str]
     errors: Counter[str]
 
@@ -132,14 +132,16 @@ class _Counts:
 class StatusReader:
     """Reads the same folder again and again; rows of a finished shard are counted once."""
 
-    folder: Path
+    where: Where
     patterns: Sequence[str] = ()
+    folder: OutFolder = field(init=False)
     _reader: OutputReader = field(init=False)
     _counted: dict[str, _Counts] = field(default_factory=dict)
     _bell: AlarmBell | None = None
     _heard: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.folder = open_folder(self.where)
         self._reader = OutputReader(self.folder)
 
     def read(self, *, alarms: str = "none") -> Status:
@@ -175,14 +177,14 @@ class StatusReader:
 
     def _count(self, shard: ShardResult) -> _Counts:
         known = self._counted.get(shard.id)
-        if known is not None and known.paths == shard.paths:
+        if known is not None and known.names == shard.names:
             return known
         try:
             table = shard.table(["status", "error"])
         except JobError:  # finished, and its pieces removed, this moment
             return _Counts((), Counter(), Counter())
         codes = [code for code in table.column("error").to_pylist() if code]
-        counts = _Counts(shard.paths, Counter(table.column("status").to_pylist()), Counter(codes))
+        counts = _Counts(shard.names, Counter(table.column("status").to_pylist()), Counter(codes))
         self._counted[shard.id] = counts
         return counts
 
@@ -204,16 +206,9 @@ class StatusReader:
         return bell.alarms()
 
 
-def read_failed(folder: Path) -> tuple[FailedShard, ...]:
+def read_failed(folder: OutFolder) -> tuple[FailedShard, ...]:
     """Return the shards that failed, from the notes beside their pieces."""
-    found = []
-    for path in sorted((folder / PROGRESS).glob(f"*/{FAILED_FILE}")):
-        try:
-            note = json.loads(path.read_text(encoding="utf-8"))
-            found.append(FailedShard(str(note["shard"]), str(note["error"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return tuple(found)
+    return tuple(FailedShard(note["shard"], note["error"]) for note in read_notes(folder))
 
 
 def _expected(output: Output, sizes: Sequence[int] | None) -> int | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from jobs.alarms import Alarm
 from jobs.status import Status, StatusReader
 from jobs.terminal import plural, printable, time_text
 from jobs.workers import Worker
+from pipeline.output.folder import Where
 
 MAX_FAILED_SHOWN = 10
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
@@ -27,7 +27,7 @@ def status_lines(status: Status) -> list[str]:
         lines.append(_speed(status))
     lines += _workers(status.workers)
     lines += _failed(status)
-    lines += [f"not counted: {fault.path.name}: {fault.reason}" for fault in status.output.faults]
+    lines += [f"not counted: {fault.name}: {fault.reason}" for fault in status.output.faults]
     lines += alarm_lines(status.alarms)
     return [printable(line) for line in lines]
 
@@ -47,7 +47,7 @@ def watch(reader: StatusReader, stream: TextIO, seconds: float, max_looks: int =
         text = "\n".join(status_lines(status))
         if is_live:
             clock = time.strftime("%H:%M:%S")
-            head = f"{printable(str(reader.folder))}  {clock}  (Ctrl-C ends this view, not the job)"
+            head = f"{printable(reader.folder.url)}  {clock}  (Ctrl-C ends this view, not the job)"
             print(f"{_HOME_AND_CLEAR}{head}\n\n{text}", file=stream, flush=True)
         else:
             print(_one_line(status), file=stream, flush=True)
@@ -59,7 +59,7 @@ def watch(reader: StatusReader, stream: TextIO, seconds: float, max_looks: int =
 
 
 def print_status(
-    folder: Path,
+    folder: Where,
     patterns: Sequence[str],
     stream: TextIO,
     *,

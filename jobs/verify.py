@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -20,6 +19,7 @@ from jobs.results import Output, ShardResult, read_output
 from pipeline.errors import JobError, ShardError
 from pipeline.input.identity import identify
 from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.output.folder import Where
 from pipeline.output.job_record import JOB_FILE
 from pipeline.records import Sample
 
@@ -79,7 +79,7 @@ class _Found:
 
 
 def verify_output(
-    folder: Path,
+    folder: Where,
     patterns: Sequence[str],
     *,
     threads: int = MAX_THREADS,
@@ -92,7 +92,7 @@ def verify_output(
     problems = [*_of_folder(output)]
     problems += [Problem(shard.url, "no rows of this shard", 1) for shard in join.without_result]
     problems += [
-        Problem(one.paths[0].name, f"{one.num_rows:,} rows of a shard that is not in --shards", 1)
+        Problem(one.names[0], f"{one.num_rows:,} rows of a shard that is not in --shards", 1)
         for one in join.without_shard
     ]
     settings = replace(NO_FIELDS, has_lenient_end=has_lenient_end)
@@ -111,8 +111,8 @@ def verify_output(
 
 
 def _of_folder(output: Output) -> list[Problem]:
-    problems = [Problem(fault.path.name, fault.reason, 1) for fault in output.faults]
-    stored = json.loads((output.folder / JOB_FILE).read_text(encoding="utf-8")).get("fingerprint")
+    problems = [Problem(fault.name, fault.reason, 1) for fault in output.faults]
+    stored = json.loads(output.folder.read(JOB_FILE)).get("fingerprint")
     if stored != output.record.fingerprint:
         what = f"the fingerprint is {stored}, that of its settings {output.record.fingerprint}"
         problems.append(Problem(JOB_FILE, what, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from jobs.joining import join_shards, need_shards
@@ -13,6 +12,7 @@ from jobs.results import read_output
 from jobs.terminal import bytes_text, plural, printable, time_text
 from jobs.verify import Verification, verify_output
 from pipeline.errors import ShardError
+from pipeline.output.folder import Where
 
 if TYPE_CHECKING:
     from jobs.recaption import Recaptioned
@@ -57,7 +57,7 @@ class Agreement:
 
 
 def print_verification(
-    folder: Path,
+    folder: Where,
     patterns: Sequence[str],
     sample: SampleRequest | None,
     stream: TextIO,
@@ -78,7 +78,7 @@ def print_verification(
     return EXIT_HOLDS if holds else EXIT_BROKEN
 
 
-def _agreement(folder: Path, patterns: Sequence[str], sample: SampleRequest) -> Agreement:
+def _agreement(folder: Where, patterns: Sequence[str], sample: SampleRequest) -> Agreement:
     from jobs.recaption import (
         Recaptioner,
         recaption,

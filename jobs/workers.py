@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from pathlib import Path
 
+from pipeline.output.folder import OutFolder, Where, open_folder
 from pipeline.throughput import THROUGHPUT, Snapshot
 
 TAIL_BYTES = 1 << 14
 STALLED_SECONDS = 60.0  # lines come every ten
+_THREADS = 16
 _NAMES = tuple(field.name for field in fields(Snapshot))
 
 
@@ -65,13 +67,13 @@ class Worker:
         return self.last.snapshot - self.before.snapshot
 
 
-def read_workers(out: Path, now: float) -> tuple[Worker, ...]:
+def read_workers(out: Where, now: float) -> tuple[Worker, ...]:
     """Return all workers that ever ran, by name; a rank that was started again is replaced."""
-    found = []
-    for path in sorted((out / THROUGHPUT).glob("*.jsonl")):
-        lines = read_tail(path)
-        if lines:
-            found.append((path.stem, lines))
+    folder = open_folder(out)
+    names = log_names(folder)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        tails = list(pool.map(lambda name: read_tail(folder, name), names))
+    found = [(_worker_name(name), lines) for name, lines in zip(names, tails, strict=True) if lines]
     newest: dict[str, float] = {}
     for name, lines in found:
         rank = name.partition("-")[0]
@@ -79,20 +81,27 @@ def read_workers(out: Path, now: float) -> tuple[Worker, ...]:
     return tuple(_worker(name, lines, newest, now) for name, lines in found)
 
 
-def read_lines(path: Path) -> list[Line]:
+def log_names(out: OutFolder) -> list[str]:
+    """Return the workers' files."""
+    names = [name for name in out.names(THROUGHPUT) if name.endswith(".jsonl")]
+    return [f"{THROUGHPUT}/{name}" for name in names]
+
+
+def read_lines(out: OutFolder, name: str) -> list[Line]:
     """Return all lines of a worker's file; broken ones are left out."""
-    return _parse(path.read_bytes())
+    return _parse(out.read(name))
 
 
-def read_tail(path: Path) -> list[Line]:
+def read_tail(out: OutFolder, name: str) -> list[Line]:
     """Return the last lines of a worker's file."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            return _parse(file.read())
+        return _parse(out.read_tail(name, TAIL_BYTES))
     except OSError:
         return []
+
+
+def _worker_name(name: str) -> str:
+    return name.rpartition("/")[2].removesuffix(".jsonl")
 
 
 def _worker(name: str, lines: Sequence[Line], newest: dict[str, float], now: float) -> Worker:

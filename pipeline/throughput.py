@@ -7,14 +7,11 @@ with `event` "interval", and one at the end, with `event` "end".
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
 from pipeline.errors import JobError
+from pipeline.output.folder import OutFolder
 
 THROUGHPUT = "_throughput"
 
@@ -90,14 +87,13 @@ class Snapshot:
 class ThroughputLog:
     """Appends snapshots to a worker's file; each line is complete or absent."""
 
-    def __init__(self, out: Path, worker: str) -> None:
+    def __init__(self, out: OutFolder, worker: str) -> None:
         """Open `OUT/_throughput/<worker>.jsonl`."""
-        folder = out / THROUGHPUT
+        name = f"{THROUGHPUT}/{worker}.jsonl"
         self._worker = worker
-        self._path = folder / f"{worker}.jsonl"
+        self._place = out.place(name)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)  # so that closing has nothing to write
+            self._file = out.log(name)
         except OSError as error:
             raise self._failure(error) from error
 
@@ -109,13 +105,9 @@ class ThroughputLog:
         }
         line = {"event": event, "time": round(now, 3), "worker": self._worker, **counters}
         data = (json.dumps(line) + "\n").encode()
-        end = self._file.seek(0, os.SEEK_END)
         try:
-            if self._file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file.append(data, is_last=event == "end")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._file.truncate(end)
             raise self._failure(error) from error
 
     def close(self) -> None:
@@ -123,7 +115,7 @@ class ThroughputLog:
         self._file.close()
 
     def _failure(self, error: OSError) -> JobError:
-        return JobError(f"{self._path} cannot be written: {error.strerror or error}")
+        return JobError(f"{self._place} cannot be written: {error.strerror or error}")
 
 
 def _ratio(part: float, whole: float) -> float:

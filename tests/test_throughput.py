@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.output.folder import open_folder
 from pipeline.throughput import Snapshot, ThroughputLog
 
 
 def test_each_line_is_json_with_time_and_worker(tmp_path: Path) -> None:
-    log = ThroughputLog(tmp_path, "00003-x")
+    log = ThroughputLog(open_folder(tmp_path), "00003-x")
     log.write(Snapshot(seconds=1.0, images=2), "interval", 10.0)
     log.write(Snapshot(seconds=2.0, images=5), "end", 11.5)
     log.close()

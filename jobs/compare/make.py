@@ -6,18 +6,17 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from jobs.compare.pairs import Comparison, RowPair, row_pairs
 from jobs.joining import Join, join_shards, joined_rows, need_shards
 from jobs.results import Output, read_output
 from jobs.scores import Scores, score
-from jobs.workers import read_lines
+from jobs.workers import log_names, read_lines
 from pipeline.errors import RequestError
 from pipeline.input.reader import ReaderSettings
+from pipeline.output.folder import Where
 from pipeline.output.job_record import JobRecord
 from pipeline.prompts import fields_needed, kept_fields
-from pipeline.throughput import THROUGHPUT
 
 KINDS = ("most different", "failed", "same", "random")
 
@@ -26,8 +25,8 @@ KINDS = ("most different", "failed", "same", "random")
 class CompareRequest:
     """What the command line asks for."""
 
-    out_a: Path
-    out_b: Path
+    out_a: Where
+    out_b: Where
     shards: tuple[str, ...] = ()
     references: str | None = None  # a field of each sample
     max_pictures: int = 300
@@ -88,8 +87,8 @@ class Compared:
             }
         return json.dumps(
             {
-                "a": str(self.a.folder),
-                "b": str(self.b.folder),
+                "a": self.a.folder.url,
+                "b": self.b.folder.url,
                 "rows": sums.num_pairs,
                 "only_a": sums.only_a,
                 "only_b": sums.only_b,
@@ -186,8 +185,8 @@ def _means(a: int, b: int, compared: Compared) -> tuple[str, str]:
 def _speed(output: Output) -> str:
     """Return images a second of a worker, over all runs that made the output."""
     images, seconds = 0, 0.0
-    for path in (output.folder / THROUGHPUT).glob("*.jsonl"):
-        lines = read_lines(path)
+    for name in log_names(output.folder):
+        lines = read_lines(output.folder, name)
         if lines:
             images += lines[-1].snapshot.images
             seconds += lines[-1].snapshot.seconds

@@ -172,7 +172,7 @@ def row_pairs(a: Output, b: Output, comparison: Comparison) -> Iterator[tuple[st
     comparison.only_b += sum(shard.num_rows for shard in by_id.values())
     if not num_pairs:
         raise RequestError(
-            f"OUT_A {str(a.folder)!r} and OUT_B {str(b.folder)!r} have no image in common"
+            f"OUT_A {a.folder.url!r} and OUT_B {b.folder.url!r} have no image in common"
         )
 
 

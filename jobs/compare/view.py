@@ -40,8 +40,8 @@ def comparison_lines(compared: Compared) -> list[str]:
     sums = compared.sums
     share = sums.num_same / sums.num_pairs
     lines = [
-        f"A  {compared.a.folder} ({compared.a.model})",
-        f"B  {compared.b.folder} ({compared.b.model})",
+        f"A  {compared.a.folder.url} ({compared.a.model})",
+        f"B  {compared.b.folder.url} ({compared.b.model})",
         *(f"   {one}" for one in compared.settings),
         "",
         f"{plural(sums.num_pairs, 'row')} of the same images: {sums.num_same:,} the same "
@@ -81,7 +81,7 @@ def write_comparison(compared: Compared, to: Path) -> int:
     ]
     page = render(
         "compare.html",
-        title=f"{compared.a.folder.absolute().name} and {compared.b.folder.absolute().name}",
+        title=f"{compared.a.folder.title} and {compared.b.folder.title}",
         compared=compared,
         sums=compared.sums,
         measures=compared.measures(),

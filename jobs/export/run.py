@@ -20,6 +20,7 @@ from jobs.export.source import Source
 from jobs.joining import join_shards, need_shards
 from jobs.results import Output, read_output
 from pipeline.errors import JobError, RequestError
+from pipeline.output.folder import Where
 from pipeline.records import STATUSES
 
 MARK = "_export.json"  # lies in folders that an export made; only these are replaced
@@ -59,7 +60,7 @@ FORMATS = {
 class ExportRequest:
     """What the command line asks for."""
 
-    out: Path
+    out: Where
     to: str
     dest: Path
     shards: tuple[str, ...] = ()
@@ -114,11 +115,11 @@ def _check(request: ExportRequest, kind: Format, output: Output) -> None:
     if (kind.needs_shards or embeds) and not request.shards:
         also = ", or their addresses by --image-url" if embeds else ""
         raise RequestError(f"--to {request.to} needs the pictures: name their --shards{also}")
-    dest, out = request.dest.absolute().resolve(), output.folder.absolute().resolve()
-    if dest == out or out in dest.parents:
+    dest = request.dest.absolute().resolve()
+    if output.folder.holds(dest):
         raise RequestError(f"DEST {str(request.dest)!r} lies in OUT; wanted another place")
     if not output.done:
-        raise RequestError(f"OUT {str(request.out)!r} has no finished shard to export yet")
+        raise RequestError(f"OUT {output.folder.url!r} has no finished shard to export yet")
     if not dest.parent.is_dir():
         raise RequestError(f"DEST {str(request.dest)!r}: there is no folder {dest.parent}")
     if dest.exists() and not _may_replace(request, kind, dest):

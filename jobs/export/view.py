@@ -18,7 +18,7 @@ def run_export(
     """Export, and say what was written and what was left out."""
     table = options["table"]
     request = ExportRequest(
-        out=Path(out),
+        out=out,
         to=to,
         dest=Path(dest),
         shards=shards,
@@ -47,7 +47,7 @@ def run_export(
 
 def run_import(out: str, file: str) -> None:
     """Import, and say how much people changed."""
-    done = import_label_studio(Path(out), Path(file))
+    done = import_label_studio(out, Path(file))
     agreed = done.num_answers - done.num_changed
     skipped = f"; {plural(done.num_skipped, 'task')} without an answer" if done.num_skipped else ""
     where = done.stored if done.stored is not None else "nothing new: stored before"

@@ -22,6 +22,7 @@ from jobs.results import Output, read_output
 from jobs.status import read_failed
 from jobs.terminal import plural
 from pipeline.errors import JobError, RequestError
+from pipeline.output.folder import Where
 from pipeline.records import STATUSES, Row
 
 MAX_PICTURES = 500
@@ -31,7 +32,7 @@ MAX_PICTURES = 500
 class ReportRequest:
     """What the command line asks for."""
 
-    out: Path
+    out: Where
     shards: tuple[str, ...]
     to: Path
     max_pictures: int = MAX_PICTURES
@@ -76,7 +77,7 @@ def make_report(request: ReportRequest) -> Report:
         raise RequestError(f"--to {str(request.to)!r}: wanted a file in a folder that exists")
     output = read_output(request.out)
     if not output.num_rows:
-        raise RequestError(f"OUT {str(request.out)!r} holds no rows yet")
+        raise RequestError(f"OUT {output.folder.url!r} holds no rows yet")
     join = need_shards(join_shards(output, request.shards))
     facts = gather(output)
     choices = choose(output, join.pairs, facts, request.max_pictures, request.seed)
@@ -137,7 +138,7 @@ def _page(
     num_unfinished = len(output.shards) - len(output.done)
     return render(
         "report.html",
-        title=output.folder.absolute().name,
+        title=output.folder.title,
         model=output.model,
         fingerprint=output.record.fingerprint,
         facts=facts,
@@ -190,7 +191,7 @@ def _speed(timeline: Timeline | None) -> str:
 
 
 def _notes(output: Output, join: Join, thumbnails: Thumbnails) -> list[str]:
-    notes = [f"not counted: {fault.path.name}: {fault.reason}" for fault in output.faults]
+    notes = [f"not counted: {fault.name}: {fault.reason}" for fault in output.faults]
     if join.without_shard:
         notes.append(
             f"pictures are of {len(join.pairs)} of {len(output.shards)} shards: "

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jobs.workers import Line, read_lines
-from pipeline.throughput import THROUGHPUT, Snapshot
+from jobs.workers import Line, log_names, read_lines
+from pipeline.output.folder import Where, open_folder
+from pipeline.throughput import Snapshot
 
 MAX_BINS = 120
 STAGES = ("waiting", "vision", "prefill", "decode", "writing")
@@ -38,9 +38,10 @@ class Timeline:
     total: Snapshot  # of all workers' runs
 
 
-def read_timeline(out: Path) -> Timeline | None:
+def read_timeline(out: Where) -> Timeline | None:
     """Read all workers' files; None where nothing was recorded."""
-    runs = [read_lines(path) for path in sorted((out / THROUGHPUT).glob("*.jsonl"))]
+    folder = open_folder(out)
+    runs = [read_lines(folder, name) for name in log_names(folder)]
     steps = [step for lines in runs for step in _steps(lines)]
     if not steps:
         return None

@@ -11,7 +11,7 @@ from jobs.terminal import bytes_text, plural, printable
 
 def print_report(out: str, shards: tuple[str, ...], to: str, pictures: int, seed: int) -> None:
     """Write the page, and say where it is and what it warns of."""
-    made = make_report(ReportRequest(Path(out), shards, Path(to), pictures, seed))
+    made = make_report(ReportRequest(out, shards, Path(to), pictures, seed))
     print(
         printable(
             f"{plural(made.num_rows, 'row')}, {plural(made.num_pictures, 'picture')} "

@@ -9,19 +9,19 @@ may be a twin of this worker, is left alone.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.fault_points import reach
+from pipeline.output.folder import Draft
 
 ORPHAN_SECONDS = 24 * 3600  # of another host, where nobody can ask if the process lives
 _PREFIX = ".tmp-"
@@ -31,16 +31,6 @@ _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 def temporary_path(folder: Path, name: str) -> Path:
     """Return a hidden path in `folder` that no other process uses."""
     return folder / f"{_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}-{name}"
-
-
-@contextlib.contextmanager
-def temporary_file(folder: Path, name: str) -> Iterator[Path]:
-    """Give a temporary path, and remove what lies there at the end unless it was renamed."""
-    path = temporary_path(folder, name)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def is_temporary(name: str) -> bool:
@@ -66,13 +56,13 @@ def is_orphan(path: Path) -> bool:
         return False
 
 
-def write_parquet(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], point: str) -> int:
-    """Write tables to a new file, each a row group, down to the disk; return the rows read back.
+def write_parquet(draft: Draft, schema: pa.Schema, tables: Iterable[pa.Table], point: str) -> int:
+    """Write tables to a draft, each a row group; return the rows read back.
 
     `point` is the fault point between the rows and the footer.
     """
     wanted = 0
-    with path.open("xb") as file:
+    with draft.writing() as file:
         writer = pq.ParquetWriter(file, schema, compression="zstd")
         try:
             for table in tables:
@@ -81,30 +71,20 @@ def write_parquet(path: Path, schema: pa.Schema, tables: Iterable[pa.Table], poi
                 wanted += table.num_rows
             reach(point)
         finally:
-            writer.close()  # by an exception too: the short file has a temporary name, and goes
-        file.flush()
-        os.fsync(file.fileno())
-    found = int(pq.read_metadata(path).num_rows)
+            writer.close()  # by an exception too: the short file is a draft, and goes
+    with draft.reading() as file:
+        found = int(pq.read_metadata(file).num_rows)
     if found != wanted:
-        raise OSError(f"{path}: wrote {wanted} rows, read back {found}")
+        raise OSError(f"a new file: wrote {wanted} rows, read back {found}")
     return found
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a small new file down to the disk."""
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with path.open("xb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def replace_text(path: Path, text: str, point: str) -> None:
-    """Put a small file under its name, in place of an older one, by one rename."""
-    with temporary_file(path.parent, path.name) as temporary:
-        write_text(temporary, text)
-        reach(point)
-        os.replace(temporary, path)
-    sync_folder(path.parent)
 
 
 def publish(temporary: Path, final: Path) -> bool:
@@ -130,16 +110,3 @@ def sync_folder(folder: Path) -> None:
         pass  # some network file systems refuse; their renames are on the server already
     finally:
         os.close(descriptor)
-
-
-def remove_folder(folder: Path, after_each: Callable[[], None]) -> None:
-    """Remove a folder of files, all of which a twin may be removing too, or writing to."""
-    if not folder.is_dir():
-        return
-    for name in sorted(os.listdir(folder)):
-        path = folder / name
-        if not is_temporary(name) or is_orphan(path):
-            path.unlink(missing_ok=True)
-            after_each()
-    with contextlib.suppress(OSError):
-        folder.rmdir()

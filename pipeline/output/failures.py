@@ -7,34 +7,44 @@ list `OUT/_failed.json` is made anew from the notes whenever one comes or goes.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from pipeline.errors import ShardError
-from pipeline.output.commit import replace_text
+from pipeline.output.folder import OutFolder
 from pipeline.output.resume import FAILED_FILE, PROGRESS, progress_folder
 from pipeline.records import Shard
 
 
-def note_failure(out: Path, shard: Shard, error: ShardError) -> None:
+def note_failure(out: OutFolder, shard: Shard, error: ShardError) -> None:
     """Remember why a shard failed, beside what could be read of it."""
     note = {"shard": shard.id, "url": shard.url, "error": error.detail}
-    folder = progress_folder(out, shard.id)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / FAILED_FILE, json.dumps(note, ensure_ascii=False), "failed-written")
+    text = json.dumps(note, ensure_ascii=False)
+    out.replace(f"{progress_folder(shard.id)}/{FAILED_FILE}", _bytes(text), "failed-written")
     list_failures(out)
 
 
-def list_failures(out: Path) -> list[str]:
+def list_failures(out: OutFolder) -> list[str]:
     """Write `OUT/_failed.json` from the notes, or remove it if there is none; return the ids."""
-    notes = []
-    for path in sorted((out / PROGRESS).glob(f"*/{FAILED_FILE}")):
-        try:
-            notes.append(json.loads(path.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError):
-            continue  # finished by a twin this moment
+    notes = read_notes(out)
     if notes:
         text = json.dumps({"shards": notes}, indent=2, ensure_ascii=False) + "\n"
-        replace_text(out / FAILED_FILE, text, "failed-written")
+        out.replace(FAILED_FILE, _bytes(text), "failed-written")
     else:
-        (out / FAILED_FILE).unlink(missing_ok=True)
+        out.remove(FAILED_FILE)
     return [note["shard"] for note in notes]
+
+
+def read_notes(out: OutFolder) -> list[dict[str, str]]:
+    """Return the notes of all shards that failed: `shard`, `url` and `error` of each."""
+    notes = []
+    for name in sorted(out.walk(PROGRESS)):
+        if name.endswith(f"/{FAILED_FILE}"):
+            try:
+                found = json.loads(out.read(name))
+                notes.append({key: str(found[key]) for key in ("shard", "url", "error")})
+            except (FileNotFoundError, ValueError, KeyError, TypeError):
+                continue  # finished by a twin this moment
+    return notes
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")

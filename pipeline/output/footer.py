@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from pipeline.input.identity import ShardIdentity
+from pipeline.output.folder import OutFolder
 
 META_JOB = b"captionjob.fingerprint"
 META_SHARD = b"captionjob.shard"
@@ -25,10 +25,10 @@ class Footer:
     version: str  # of the finished file that a retry's piece belongs to
 
 
-def read_footer(path: Path, fingerprint: str) -> Footer | str | None:
+def read_footer(out: OutFolder, name: str, fingerprint: str) -> Footer | str | None:
     """Return a file's footer, the reason why it is none of this job's, or None if it is gone."""
     try:
-        with path.open("rb") as file:
+        with out.open(name) as file:
             parquet = pq.read_metadata(file)
         metadata = parquet.metadata or {}
         identity = ShardIdentity.from_json(metadata[META_SHARD].decode())

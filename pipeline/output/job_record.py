@@ -9,20 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.errors import RequestError
-from pipeline.fault_points import reach
-from pipeline.output.commit import publish, temporary_file, write_text
+from pipeline.output.folder import OutFolder
 from pipeline.output.schema import SCHEMA_VERSION
 
 JOB_FILE = "_job.json"
 OLD_PREFIX = "_old-"
-FREE_BYTES = 16 << 20  # less is no room for one piece and its final file
 
 Setting = str | int | float | bool | None | list[str]
 
@@ -58,67 +54,58 @@ class JobRecord:
         ]
 
 
-def check_folder(out: Path, record: JobRecord, *, overwrite: bool = False) -> None:
-    """Raise RequestError unless `out` can take this job's rows; nothing is written.
+def check_folder(out: OutFolder, record: JobRecord, *, overwrite: bool = False) -> None:
+    """Raise RequestError unless `out` can take this job's rows; nothing visible is written.
 
     It can if it is not there yet, is empty, or was made with the same settings; with
     `overwrite` any output of captionjob will do.
     """
     check_place(out)
-    if (out / JOB_FILE).exists() and not overwrite:
+    if not overwrite and out.stat(JOB_FILE) is not None:
         _check_same(out, record)
 
 
-def check_place(out: Path) -> None:
-    """Raise RequestError unless `out` is, or can become, a folder of captionjob's on this disk."""
-    if out.exists() and not out.is_dir():
-        raise RequestError(f"--out {str(out)!r} is a file; wanted a folder")
-    nearest = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise RequestError(f"--out {str(out)!r}: {nearest} is not a folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise RequestError(f"--out {str(out)!r}: no permission to write to {nearest}")
-    free = shutil.disk_usage(nearest).free
-    if free < FREE_BYTES:
-        raise RequestError(f"--out {str(out)!r}: only {free >> 20} MiB are free on that disk")
-    if not out.exists() or (out / JOB_FILE).exists():
+def check_place(out: OutFolder) -> None:
+    """Raise RequestError unless `out` is, or can become, a folder of captionjob's."""
+    out.check()
+    if out.stat(JOB_FILE) is not None:
         return
-    foreign = sorted(name for name in os.listdir(out) if not name.startswith((".", OLD_PREFIX)))
+    foreign = [name for name in out.names() if not name.startswith((".", OLD_PREFIX))]
     if foreign:
         raise RequestError(
-            f"--out {str(out)!r} is not empty and was not made by captionjob "
+            f"--out {out.url!r} is not empty and was not made by captionjob "
             f"(it holds {foreign[0]!r} and no {JOB_FILE}); choose another folder"
         )
 
 
-def claim_folder(out: Path, record: JobRecord, *, overwrite: bool = False) -> Path | None:
-    """Make `out` this job's folder; return where an older output was moved, if there was one.
+def claim_folder(out: OutFolder, record: JobRecord, *, overwrite: bool = False) -> str | None:
+    """Make `out` this job's folder; say where an older output was moved, if there was one.
 
     Any number of workers may claim the same folder for the same job at once.
     """
     check_folder(out, record, overwrite=overwrite)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        moved = _move_aside(out) if overwrite and (out / JOB_FILE).exists() else None
-        with temporary_file(out, JOB_FILE) as temporary:
-            write_text(temporary, record.to_json())
-            reach("job-written")
-            publish(temporary, out / JOB_FILE)
+        out.prepare()
+        moved = None
+        if overwrite and out.stat(JOB_FILE) is not None:
+            moved = f"{OLD_PREFIX}{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+            out.move_all(moved, but=OLD_PREFIX, last=JOB_FILE)
+        out.create_if_absent(JOB_FILE, record.to_json().encode(), "job-written")
     except OSError as error:
         raise RequestError(
-            f"--out {str(out)!r} cannot be written: {error.strerror or error}"
+            f"--out {out.url!r} cannot be written: {error.strerror or error}"
         ) from error
     _check_same(out, record)
-    return moved
+    return None if moved is None else out.place(moved)
 
 
-def _check_same(out: Path, record: JobRecord) -> None:
+def _check_same(out: OutFolder, record: JobRecord) -> None:
     try:
-        found = json.loads((out / JOB_FILE).read_text(encoding="utf-8"))
+        found = json.loads(out.read(JOB_FILE))
         settings, version = dict(found["settings"]), found["schema_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{out / JOB_FILE} cannot be read as a job's settings ({error}); "
+            f"{out.place(JOB_FILE)} cannot be read as a job's settings ({error}); "
             "choose another --out, or --overwrite to move that output aside"
         ) from None
     differences = record.differences(settings)
@@ -126,22 +113,9 @@ def _check_same(out: Path, record: JobRecord) -> None:
         differences.append(f"schema_version: {version} there, {SCHEMA_VERSION} now")
     if differences:
         raise RequestError(
-            f"--out {str(out)!r} was made with other settings ({'; '.join(differences)}); "
+            f"--out {out.url!r} was made with other settings ({'; '.join(differences)}); "
             "choose another folder, or --overwrite to move that output aside"
         )
-
-
-def _move_aside(out: Path) -> Path:
-    """Rename all that lies in `out` into a folder beside it, `_job.json` last.
-
-    If that is cut short, what is left is still the old job's folder.
-    """
-    old = out / f"{OLD_PREFIX}{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-    old.mkdir()
-    names = [name for name in os.listdir(out) if not name.startswith(OLD_PREFIX)]
-    for name in sorted(names, key=lambda name: (name == JOB_FILE, name)):
-        (out / name).rename(old / name)
-    return old
 
 
 def _shown(settings: Mapping[str, object], name: str) -> str:

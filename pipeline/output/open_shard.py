@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -19,6 +18,7 @@ from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity, stamp_of
 from pipeline.output import commit, footer, merge, resume
 from pipeline.output.failures import list_failures
+from pipeline.output.folder import Draft, OutFolder
 from pipeline.output.job_record import JobRecord
 from pipeline.output.retry import base_parts
 from pipeline.output.schema import RowSchema
@@ -33,7 +33,7 @@ class OpenShard:
 
     shard: Shard
     identity: ShardIdentity
-    out: Path
+    out: OutFolder
     record: JobRecord
     schema: RowSchema
     committed: set[int]  # indices
@@ -75,14 +75,14 @@ class OpenShard:
         return sum(len(rows) for rows in self.pending.values())
 
     @property
-    def final(self) -> Path:
+    def final(self) -> str:
         """The shard's file."""
-        return resume.final_path(self.out, self.shard.id)
+        return resume.final_name(self.shard.id)
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> str:
         """Where the pieces lie."""
-        return self.base.folder if self.base else resume.progress_folder(self.out, self.shard.id)
+        return self.base.folder if self.base else resume.progress_folder(self.shard.id)
 
     @property
     def version(self) -> str:
@@ -91,25 +91,24 @@ class OpenShard:
 
     def is_over(self) -> bool:
         """Look whether a twin has made, or replaced, the shard's file."""
+        found = self.out.stat(self.final)
         if self.base is not None:
-            return resume.version_of(self.final) != self.base.version
-        return self.final.exists()
+            return found is None or found.version != self.base.version
+        return found is not None
 
     def write_piece(self, name: str) -> bool:
         """Commit what waits as a piece; False if a twin has finished the shard."""
-        folder = self.folder
+        whole = f"{self.folder}/{name}"
         schema = self._arrow(self.version)
         table = self._pending_table()
         for _ in range(_MAX_TRIES):
             if self.is_over():
                 return False
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with commit.temporary_file(folder, name) as temporary:
-                    commit.write_parquet(temporary, schema, [table], "piece-half-written")
+                with self.out.draft(whole) as draft:
+                    commit.write_parquet(draft, schema, [table], "piece-half-written")
                     reach("piece-written")
-                    temporary.rename(folder / name)
-                commit.sync_folder(folder)
+                    self.out.put_over(draft, whole)  # the name is this run's alone
             except FileNotFoundError:
                 continue  # the folder went: a twin finishes this very moment
             reach("piece-committed")
@@ -117,8 +116,8 @@ class OpenShard:
                 self.committed.update(self.pending)
                 self.pending.clear()
                 return True
-            (folder / name).unlink(missing_ok=True)
-        raise JobError(f"{folder} vanishes whenever a piece is written there")
+            self.out.remove(whole)
+        raise JobError(f"{self.out.place(self.folder)} vanishes whenever a piece is written there")
 
     def write_final(self) -> bool:
         """Make the shard's file from its pieces and what waits; False if a twin was first.
@@ -129,60 +128,59 @@ class OpenShard:
         found = stamp_of(self.shard)
         if found != (self.identity.size, self.identity.mtime_ns):
             raise ShardError(self.shard.url, "changed while it was read; a rerun reads it anew")
-        folder, final = self.folder, self.final
+        folder = self.folder
         for _ in range(_MAX_TRIES):
             if self.is_over():
                 return False
             try:
-                folder.mkdir(parents=True, exist_ok=True)
-                with commit.temporary_file(folder, final.name) as temporary:
-                    self._write_whole(temporary, self.num_images * self.schema.num_captions)
+                # Beside the pieces, where a draft that a crash leaves is looked for.
+                with self.out.draft(f"{folder}/{self.final}") as draft:
+                    self._write_whole(draft, self.num_images * self.schema.num_captions)
                     reach("final-written")
-                    is_first = self._publish(temporary)
+                    is_first = self._publish(draft)
                 reach("final-committed")
                 return is_first
             except FileNotFoundError:
                 continue  # as above
-        raise JobError(f"{folder} vanishes whenever the shard's file is written there")
+        place = self.out.place(folder)
+        raise JobError(f"{place} vanishes whenever the shard's file is written there")
 
     def remove_pieces(self) -> None:
         """Remove the pieces, and the note of an earlier failure, of a shard that is done."""
-        progress = resume.progress_folder(self.out, self.shard.id)
-        had_failed = (progress / resume.FAILED_FILE).exists()
+        progress = resume.progress_folder(self.shard.id)
+        had_failed = self.out.stat(f"{progress}/{resume.FAILED_FILE}") is not None
         for folder in {self.folder, progress}:
-            commit.remove_folder(folder, after_each=lambda: reach("piece-removed"))
+            self.out.clear(folder, after_each=lambda: reach("piece-removed"))
         if had_failed:
             list_failures(self.out)
 
-    def _write_whole(self, path: Path, num_rows: int) -> None:
+    def _write_whole(self, draft: Draft, num_rows: int) -> None:
         rows = merge.merged(self._parts())
-        found = commit.write_parquet(path, self._arrow(), rows, "final-half-written")
+        found = commit.write_parquet(draft, self._arrow(), rows, "final-half-written")
         if found != num_rows:
             raise ShardError(
                 self.shard.url,
                 f"its pieces hold {found} rows, wanted {num_rows}; a rerun makes them",
             )
 
-    def _publish(self, temporary: Path) -> bool:
+    def _publish(self, draft: Draft) -> bool:
         if self.base is None:
-            return commit.publish(temporary, self.final)
-        if self.is_over():
-            return False
-        temporary.replace(self.final)  # of two twins in this very moment, the last wins
-        commit.sync_folder(self.out)
-        return True
+            return self.out.put_new(draft, self.final)
+        return self.out.put_over(draft, self.final, self.base.version)
 
     def _parts(self) -> list[merge.Part]:
         """Return the pieces on disk, a twin's among them, the rows that wait, and those kept."""
         parts = []
-        for path in resume.pieces_in(self.folder):
-            part = resume.part_of(path, self.identity, self.record.fingerprint, self.version)
+        for name in resume.pieces_in(self.out, self.folder):
+            part = resume.part_of(
+                self.out, name, self.identity, self.record.fingerprint, self.version
+            )
             if part is not None:
                 parts.append(part)
         if self.pending:
             parts.append(merge.Part(min(self.pending), self._pending_table))
         if self.base is not None:
-            parts += base_parts(self.base)
+            parts += base_parts(self.out, self.base)
         return parts
 
     def _pending_table(self) -> pa.Table:

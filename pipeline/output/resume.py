@@ -20,14 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ShardError
 from pipeline.input.identity import ShardIdentity, identify, stamp_of
-from pipeline.output.commit import is_orphan, is_temporary
+from pipeline.output.folder import OutFolder
 from pipeline.output.footer import META_JOB as META_JOB  # for those who read an output folder
 from pipeline.output.footer import META_SHARD as META_SHARD
 from pipeline.output.footer import Footer, read_footer
@@ -45,7 +44,7 @@ _THREADS = 16  # footers are read over a network more often than not
 class Leftover:
     """A file that does not count, and why."""
 
-    path: Path
+    name: str
     reason: str
     is_garbage: bool = False  # nothing that was ever committed: removed, not set aside
 
@@ -54,8 +53,8 @@ class Leftover:
 class Base:
     """A shard's finished file, of which some samples are made again."""
 
-    final: Path
-    folder: Path  # where the retry's pieces lie
+    final: str
+    folder: str  # where the retry's pieces lie
     version: str
     redo: frozenset[int]  # indices
 
@@ -105,18 +104,18 @@ class FolderState:
 
 
 def look(
-    out: Path,
+    out: OutFolder,
     shards: Sequence[Shard],
     fingerprint: str,
-    state_of: Callable[[Path, Shard, str], ShardState] | None = None,
+    state_of: Callable[[OutFolder, Shard, str], ShardState] | None = None,
 ) -> FolderState:
     """Find out how far each shard is, by `shard_state` or another rule; nothing is written."""
     rule = state_of or shard_state
-    finals = _names(out)
-    started = _names(out / PROGRESS)
+    finals = set(out.names())
+    started = set(out.names(PROGRESS))
 
     def one(shard: Shard) -> ShardState:
-        if f"{shard.id}.parquet" not in finals and shard.id not in started:
+        if final_name(shard.id) not in finals and shard.id not in started:
             return ShardState(shard)
         return rule(out, shard, fingerprint)
 
@@ -124,11 +123,11 @@ def look(
         return FolderState(tuple(pool.map(one, shards)))
 
 
-def shard_state(out: Path, shard: Shard, fingerprint: str) -> ShardState:
+def shard_state(out: OutFolder, shard: Shard, fingerprint: str) -> ShardState:
     """Find out how far one shard is."""
-    final = final_path(out, shard.id)
+    final = final_name(shard.id)
     leftovers: list[Leftover] = []
-    footer = read_footer(final, fingerprint)
+    footer = read_footer(out, final, fingerprint)
     if isinstance(footer, Footer):
         reason = _change_since(footer.identity, shard)
         if not reason:
@@ -136,99 +135,93 @@ def shard_state(out: Path, shard: Shard, fingerprint: str) -> ShardState:
         leftovers.append(Leftover(final, reason))
     elif footer is not None:
         leftovers.append(Leftover(final, footer))
-    committed, unfit = pieces_of(progress_folder(out, shard.id), shard, fingerprint)
+    committed, unfit = pieces_of(out, progress_folder(shard.id), shard, fingerprint)
     return ShardState(
         shard, False, sum(committed.values()), frozenset(committed), (*leftovers, *unfit)
     )
 
 
 def pieces_of(
-    folder: Path, shard: Shard, fingerprint: str, version: str = ""
+    out: OutFolder, folder: str, shard: Shard, fingerprint: str, version: str = ""
 ) -> tuple[dict[int, int], list[Leftover]]:
     """Return the samples that a folder's pieces hold, with their rows, and what does not count.
 
     With a `version`, the pieces are those of a retry of that version of the shard's file.
     """
     committed: dict[int, int] = {}  # index -> rows
-    leftovers: list[Leftover] = []
-    paths = _sorted_files(folder)
-    now = _identity_now(shard) if paths else None
-    for path in paths:
-        if is_temporary(path.name) and is_orphan(path):
-            leftovers.append(Leftover(path, "never finished", is_garbage=True))
-        if is_temporary(path.name) or path.suffix != ".parquet":
-            continue
-        footer = read_footer(path, fingerprint)
+    dead = [Leftover(name, "never finished", is_garbage=True) for name in out.garbage(folder)]
+    leftovers = list(dead)
+    names = pieces_in(out, folder)
+    now = _identity_now(shard) if names else None
+    for name in names:
+        footer = read_footer(out, name, fingerprint)
         if isinstance(footer, Footer) and now is not None and now != footer.identity:
             footer = CHANGED
         if isinstance(footer, str):
-            leftovers.append(Leftover(path, footer))
+            leftovers.append(Leftover(name, footer))
         elif footer is not None and footer.version != version:
-            leftovers.append(Leftover(path, "its shard's file was replaced", is_garbage=True))
+            leftovers.append(Leftover(name, "its shard's file was replaced", is_garbage=True))
         elif footer is not None:
             with contextlib.suppress(FileNotFoundError):  # a twin finished the shard this moment
-                committed |= Counter(read_rows(path, ["index"]).column("index").to_pylist())
+                rows = read_rows(out, name, ["index"])
+                committed |= Counter(rows.column("index").to_pylist())
     return committed, leftovers
 
 
-def tidy(out: Path, leftovers: Sequence[Leftover]) -> None:
+def tidy(out: OutFolder, leftovers: Sequence[Leftover]) -> None:
     """Remove garbage, and set aside what cannot be trusted."""
     for leftover in leftovers:
+        folder, _, name = leftover.name.rpartition("/")
         if leftover.is_garbage:
-            leftover.path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                leftover.path.parent.rmdir()  # if that was the last
-            continue
-        aside = out / ASIDE
-        aside.mkdir(exist_ok=True)
-        name = f"{leftover.path.parent.name}-{leftover.path.name}-{os.urandom(4).hex()}"
-        with contextlib.suppress(FileNotFoundError):  # a twin was first
-            leftover.path.rename(aside / name)
+            out.remove(leftover.name)
+            out.prune(folder)  # if that was the last
+        else:
+            origin = folder.rpartition("/")[2] or out.title
+            out.move(leftover.name, f"{ASIDE}/{origin}-{name}-{os.urandom(4).hex()}")
 
 
-def final_path(out: Path, shard_id: str) -> Path:
+def final_name(shard_id: str) -> str:
     """Return where the whole shard's rows lie."""
-    return out / f"{shard_id}.parquet"
+    return f"{shard_id}.parquet"
 
 
-def progress_folder(out: Path, shard_id: str) -> Path:
+def progress_folder(shard_id: str) -> str:
     """Return where an unfinished shard's pieces lie."""
-    return out / PROGRESS / shard_id
+    return f"{PROGRESS}/{shard_id}"
 
 
-def piece_paths(out: Path, shard_id: str) -> list[Path]:
+def piece_names(out: OutFolder, shard_id: str) -> list[str]:
     """Return an unfinished shard's pieces, of all workers and runs, by name."""
-    return pieces_in(progress_folder(out, shard_id))
+    return pieces_in(out, progress_folder(shard_id))
 
 
-def pieces_in(folder: Path) -> list[Path]:
-    """Return the pieces that lie in a folder, by name."""
-    names = sorted(name for name in _names(folder) if name.endswith(".parquet"))
-    return [folder / name for name in names if not is_temporary(name)]
+def pieces_in(out: OutFolder, folder: str) -> list[str]:
+    """Return the pieces that lie in a folder, by their whole name."""
+    return [f"{folder}/{name}" for name in out.names(folder) if name.endswith(".parquet")]
 
 
 def part_of(
-    path: Path, identity: ShardIdentity, fingerprint: str, version: str = ""
+    out: OutFolder, name: str, identity: ShardIdentity, fingerprint: str, version: str = ""
 ) -> Part | None:
     """Return a piece for merging; None if it is of another job or of other bytes."""
-    footer = read_footer(path, fingerprint)
+    footer = read_footer(out, name, fingerprint)
     if not isinstance(footer, Footer) or footer.identity != identity:
         return None
-    return Part(footer.first_index, lambda: read_rows(path)) if footer.version == version else None
+    if footer.version != version:
+        return None
+    return Part(footer.first_index, lambda: read_rows(out, name))
 
 
-def version_of(final: Path) -> str:
+def version_of(out: OutFolder, final: str) -> str:
     """Return what tells a shard's file from its replacement, or ``""`` if there is none."""
-    try:
-        status = final.stat()
-    except FileNotFoundError:
-        return ""
-    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
+    found = out.stat(final)
+    return "" if found is None else found.version
 
 
-def read_rows(path: Path, columns: list[str] | None = None) -> pa.Table:
+def read_rows(out: OutFolder, name: str, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet file of ours, without what Arrow guesses from folder names."""
-    return pq.ParquetFile(path).read(columns)
+    with out.open(name) as file:
+        return pq.ParquetFile(file).read(columns)
 
 
 def _identity_now(shard: Shard) -> ShardIdentity | None:
@@ -253,19 +246,8 @@ def _change_since(found: ShardIdentity, shard: Shard) -> str:
     return "" if now is None or now.has_same_bytes(found) else CHANGED
 
 
-def _done_with(out: Path, shard: Shard) -> tuple[Leftover, ...]:
+def _done_with(out: OutFolder, shard: Shard) -> tuple[Leftover, ...]:
     """Return what still lies in the progress folder of a shard that is done."""
-    files = _sorted_files(progress_folder(out, shard.id))
-    dead = [path for path in files if not is_temporary(path.name) or is_orphan(path)]
-    return tuple(Leftover(path, "its shard is done", is_garbage=True) for path in dead)
-
-
-def _sorted_files(folder: Path) -> list[Path]:
-    return [folder / name for name in sorted(_names(folder))]
-
-
-def _names(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
+    folder = progress_folder(shard.id)
+    dead = [*(f"{folder}/{name}" for name in out.names(folder)), *out.garbage(folder)]
+    return tuple(Leftover(name, "its shard is done", is_garbage=True) for name in sorted(dead))

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import RequestError
+from pipeline.output.folder import OutFolder
 from pipeline.output.merge import Part
 from pipeline.output.resume import (
     Base,
     Leftover,
     ShardState,
-    final_path,
+    final_name,
     pieces_of,
     read_rows,
     shard_state,
@@ -43,7 +43,9 @@ def parse_retry(text: str) -> frozenset[str]:
     return statuses
 
 
-def retry_state(out: Path, shard: Shard, fingerprint: str, statuses: frozenset[str]) -> ShardState:
+def retry_state(
+    out: OutFolder, shard: Shard, fingerprint: str, statuses: frozenset[str]
+) -> ShardState:
     """Find out how far a shard is, if samples of these statuses are to be made again.
 
     A shard that is not finished is simply gone on with.
@@ -51,16 +53,16 @@ def retry_state(out: Path, shard: Shard, fingerprint: str, statuses: frozenset[s
     state = shard_state(out, shard, fingerprint)
     if not state.is_done or not statuses:
         return state
-    final = final_path(out, shard.id)
-    version = version_of(final)
-    rows = read_rows(final, ["index", "status"])
+    final = final_name(shard.id)
+    version = version_of(out, final)
+    rows = read_rows(out, final, ["index", "status"])
     is_wanted = pc.is_in(rows.column("status"), pa.array(sorted(statuses)))
     redo = frozenset(rows.filter(is_wanted).column("index").to_pylist())
-    folder = out / RETRY / shard.id
-    committed, leftovers = pieces_of(folder, shard, fingerprint, version)
+    folder = f"{RETRY}/{shard.id}"
+    committed, leftovers = pieces_of(out, folder, shard, fingerprint, version)
     leftovers += state.leftovers
     if not redo or not version:
-        stale = [Leftover(one.path, one.reason, is_garbage=True) for one in leftovers]
+        stale = [Leftover(one.name, one.reason, is_garbage=True) for one in leftovers]
         return ShardState(shard, True, state.num_rows, leftovers=tuple(stale))
     kept = frozenset(rows.column("index").to_pylist()) - redo
     return ShardState(
@@ -72,17 +74,19 @@ def retry_state(out: Path, shard: Shard, fingerprint: str, statuses: frozenset[s
     )
 
 
-def base_parts(base: Base) -> Iterator[Part]:
+def base_parts(out: OutFolder, base: Base) -> Iterator[Part]:
     """Yield the rows of the finished file that stay, a row group at a time."""
-    file = pq.ParquetFile(base.final)
     redo = pa.array(sorted(base.redo), pa.int64())
-    for group in range(file.num_row_groups):
-        indices = file.read_row_group(group, ["index"]).column("index")
-        if len(indices):
-            first = int(pc.min(indices).as_py())
-            yield Part(first, partial(_kept_rows, base.final, group, redo))
+    with out.open(base.final) as opened:
+        file = pq.ParquetFile(opened)
+        for group in range(file.num_row_groups):
+            indices = file.read_row_group(group, ["index"]).column("index")
+            if len(indices):
+                first = int(pc.min(indices).as_py())
+                yield Part(first, partial(_kept_rows, out, base.final, group, redo))
 
 
-def _kept_rows(path: Path, group: int, redo: pa.Array) -> pa.Table:
-    table = pq.ParquetFile(path).read_row_group(group)
+def _kept_rows(out: OutFolder, name: str, group: int, redo: pa.Array) -> pa.Table:
+    with out.open(name) as file:
+        table = pq.ParquetFile(file).read_row_group(group)
     return table.filter(pc.invert(pc.is_in(table.column("index"), redo)))

@@ -11,17 +11,16 @@ one shard the first to finish wins and the other's rows are dropped.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.errors import JobError, RequestError, ShardError
 from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity
 from pipeline.output import resume
 from pipeline.output.failures import note_failure
+from pipeline.output.folder import OutFolder
 from pipeline.output.job_record import JobRecord
 from pipeline.output.open_shard import OpenShard
 from pipeline.output.retry import RETRY
@@ -61,7 +60,7 @@ class Store:
 
     def __init__(
         self,
-        out: Path,
+        out: OutFolder,
         record: JobRecord,
         schema: RowSchema,
         settings: CommitSettings,
@@ -162,10 +161,8 @@ class Store:
     def close(self) -> None:
         """Commit what waits, and leave no empty folder behind."""
         self.commit()
-        with contextlib.suppress(OSError):
-            (self._out / resume.PROGRESS).rmdir()
-        with contextlib.suppress(OSError):
-            (self._out / RETRY).rmdir()
+        self._out.prune(resume.PROGRESS)
+        self._out.prune(RETRY)
 
     def _all_open(self) -> list[OpenShard]:
         return [opened for slices in self._open.values() for opened in slices]
@@ -227,7 +224,7 @@ class Store:
 class _Writing:
     """Count the seconds, and explain what the disk says in one line."""
 
-    def __init__(self, counters: StoreCounters, out: Path) -> None:
+    def __init__(self, counters: StoreCounters, out: OutFolder) -> None:
         self._counters = counters
         self._out = out
         self._began = 0.0
@@ -239,4 +236,4 @@ class _Writing:
         self._counters.writing_seconds += time.perf_counter() - self._began
         if isinstance(error, OSError):
             reason = error.strerror or error
-            raise JobError(f"{self._out} cannot be written: {reason}") from error
+            raise JobError(f"{self._out.url} cannot be written: {reason}") from error

@@ -15,6 +15,7 @@ from pipeline.backends.scripted import ScriptedSettings, ScriptedSource
 from pipeline.captioner import SamplingSettings, SpeedSettings
 from pipeline.errors import SampleError
 from pipeline.fixtures import make_photo_shard
+from pipeline.output.folder import open_folder
 from tests.commands import captionjob
 from tests.jobs.outputs import make_output
 
@@ -140,11 +141,11 @@ def test_blank_pictures_are_asked_once_and_not_counted(tmp_path: Path) -> None:
     captions = ask(network, "Describe {json.title} and {{this}}.")  # type: ignore[arg-type]
     assert 1 <= len(captions) <= 3
     assert network.counters.new_tokens == 0  # type: ignore[attr-defined]
-    note_blank(network, "Describe.", tmp_path, 19)  # type: ignore[arg-type]
-    assert blank_captions(tmp_path) == []
-    note_blank(network, "Describe.", tmp_path, 20)  # type: ignore[arg-type]
+    note_blank(network, "Describe.", open_folder(tmp_path), 19)  # type: ignore[arg-type]
+    assert blank_captions(open_folder(tmp_path)) == []
+    note_blank(network, "Describe.", open_folder(tmp_path), 20)  # type: ignore[arg-type]
     first = (tmp_path / BLANK_FILE).read_text()
-    note_blank(network, "Another.", tmp_path, 20)  # type: ignore[arg-type]
+    note_blank(network, "Another.", open_folder(tmp_path), 20)  # type: ignore[arg-type]
     assert (tmp_path / BLANK_FILE).read_text() == first
 
 
@@ -152,8 +153,8 @@ def test_a_network_that_takes_no_blank_picture_is_let_be(tmp_path: Path) -> None
     network = captioner("scripted:fail=blank")
     with pytest.raises(SampleError):
         ask(network, "")  # type: ignore[arg-type]
-    note_blank(network, "", tmp_path, 20)  # type: ignore[arg-type]
-    assert blank_captions(tmp_path) == []
+    note_blank(network, "", open_folder(tmp_path), 20)  # type: ignore[arg-type]
+    assert blank_captions(open_folder(tmp_path)) == []
 
 
 def test_a_run_tells_its_alarms(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from jobs import cli
 from pipeline.errors import JobError
 from pipeline.fixtures import make_photo_shard
+from pipeline.output.folder import open_folder
 from pipeline.throughput import Snapshot, ThroughputLog
 from tests.commands import captionjob, start
 
@@ -128,7 +129,7 @@ def test_a_read_only_output_is_one_line(here: Path, disk: Path, has_output: bool
 def test_numbers_that_cannot_be_logged_are_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "_throughput").mkdir()
     (tmp_path / "_throughput" / "w.jsonl").symlink_to("/dev/full")
-    log = ThroughputLog(tmp_path, "w")
+    log = ThroughputLog(open_folder(tmp_path), "w")
     with pytest.raises(JobError, match=r"w\.jsonl cannot be written: No space left"):
         log.write(Snapshot(), "interval", 0.0)
     log.close()

@@ -17,6 +17,7 @@ from jobs.status_view import print_status, status_lines, watch
 from jobs.workers import read_lines, read_workers
 from pipeline.errors import RequestError
 from pipeline.fixtures import make_photo_shard
+from pipeline.output.folder import open_folder
 from pipeline.throughput import THROUGHPUT, Snapshot
 from tests.commands import captionjob, start
 from tests.jobs.conftest import Job
@@ -98,7 +99,7 @@ def test_lines_that_are_cut_or_foreign_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
     good = json.dumps({"event": "interval", "time": 1.0, **asdict(Snapshot(images=3))})
     path.write_text(f'{{"cut\n[]\nnull\n{{"event": 1}}\n{good}\n{good[:40]}')
-    assert [line.snapshot.images for line in read_lines(path)] == [3]
+    assert [line.snapshot.images for line in read_lines(open_folder(path.parent), path.name)] == [3]
 
 
 def test_watching_ends_with_the_job_and_is_live_on_a_terminal(hostile_job: Job) -> None:

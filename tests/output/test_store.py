@@ -21,6 +21,7 @@ from pipeline.input.identity import identify
 from pipeline.input.shards import expand_shards
 from pipeline.output import commit, merge, resume
 from pipeline.output.job_record import JobRecord, check_folder, claim_folder
+from pipeline.output.local import LocalFolder
 from pipeline.output.schema import RowSchema
 from pipeline.output.store import CommitSettings, Store
 from pipeline.records import ImageFacts, Row, SampleRef, Shard
@@ -43,24 +44,25 @@ class Folder:
         (self.shard,) = expand_shards([str(root / "a.tar")])
         self.out = root / "out"
         self.schema = RowSchema(num_captions)
-        claim_folder(self.out, RECORD)
+        self.place = LocalFolder(self.out)
+        claim_folder(self.place, RECORD)
 
     def store(self, worker: str = "w", rows: int = 4, seconds: float = 1e9) -> Store:
-        store = Store(self.out, RECORD, self.schema, CommitSettings(rows, seconds), worker)
+        store = Store(self.place, RECORD, self.schema, CommitSettings(rows, seconds), worker)
         store.begin(self.state, identify(self.shard))
         return store
 
     @property
     def state(self) -> resume.ShardState:
-        return resume.shard_state(self.out, self.shard, RECORD.fingerprint)
+        return resume.shard_state(self.place, self.shard, RECORD.fingerprint)
 
     @property
     def final(self) -> Path:
-        return resume.final_path(self.out, self.shard.id)
+        return self.out / resume.final_name(self.shard.id)
 
     @property
     def pieces(self) -> list[Path]:
-        return resume.piece_paths(self.out, self.shard.id)
+        return [self.out / name for name in resume.piece_names(self.place, self.shard.id)]
 
     def finish(self, store: Store, without: frozenset[int] = frozenset()) -> None:
         for index in range(NUM_IMAGES):
@@ -76,7 +78,11 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def indices_of(path: Path) -> list[int]:
-    return list(resume.read_rows(path).column("index").to_pylist())
+    return list(read(path).column("index").to_pylist())
+
+
+def read(path: Path) -> pa.Table:
+    return resume.read_rows(LocalFolder(path.parent), path.name)
 
 
 def test_rows_in_any_order_end_in_shard_order(folder: Folder) -> None:
@@ -108,7 +114,7 @@ def test_captions_of_an_image_stay_together_and_have_their_index(tmp_path: Path)
         store.add(make_row(folder.shard, index, 1))
         store.add(make_row(folder.shard, index, 0))
     store.end(folder.shard.id, NUM_IMAGES)
-    table = resume.read_rows(folder.final)
+    table = read(folder.final)
     assert table.column("caption_index").to_pylist() == [0, 1] * NUM_IMAGES
 
 
@@ -153,7 +159,7 @@ def test_rows_that_waited_long_enough_are_committed(folder: Folder) -> None:
 def test_an_empty_shard_has_an_empty_file(folder: Folder) -> None:
     store = folder.store()
     store.end(folder.shard.id, 0)
-    table = resume.read_rows(folder.final)
+    table = read(folder.final)
     assert table.num_rows == 0
     assert table.schema.names == folder.schema.arrow().names
 
@@ -169,7 +175,7 @@ def test_a_file_without_a_footer_is_set_aside(folder: Folder) -> None:
     bad.write_bytes(bad.read_bytes()[:-9])
     state = folder.state
     assert state.committed == {4, 5, 6, 7}
-    resume.tidy(folder.out, state.leftovers)
+    resume.tidy(folder.place, state.leftovers)
     assert bad not in folder.pieces
     assert len(list((folder.out / "_aside").iterdir())) == 1
 
@@ -178,13 +184,13 @@ def test_a_short_file_under_a_shards_name_is_set_aside_and_made_again(folder: Fo
     folder.final.write_bytes(b"PAR1")
     state = folder.state
     assert not state.is_done
-    resume.tidy(folder.out, state.leftovers)
+    resume.tidy(folder.place, state.leftovers)
     folder.finish(folder.store())
     assert folder.state.is_done
 
 
 def test_a_dead_process_leaves_a_temporary_file_that_is_removed(folder: Folder) -> None:
-    progress = resume.progress_folder(folder.out, folder.shard.id)
+    progress = folder.out / resume.progress_folder(folder.shard.id)
     progress.mkdir(parents=True)
     mine = commit.temporary_path(progress, "0.parquet")
     mine.write_bytes(b"half")
@@ -192,8 +198,8 @@ def test_a_dead_process_leaves_a_temporary_file_that_is_removed(folder: Folder) 
     dead = mine.with_name(mine.name.replace(f"-{os.getpid()}-", "-4194304-"))
     mine.rename(dead)
     state = folder.state
-    assert [leftover.path for leftover in state.leftovers] == [dead]
-    resume.tidy(folder.out, state.leftovers)
+    assert [folder.out / leftover.name for leftover in state.leftovers] == [dead]
+    resume.tidy(folder.place, state.leftovers)
     assert not dead.exists()
 
 
@@ -234,7 +240,7 @@ def test_a_finished_shard_outlives_a_copy_but_not_a_change(folder: Folder) -> No
     Path(folder.shard.url).write_bytes(data)
     state = folder.state
     assert not state.is_done
-    resume.tidy(folder.out, state.leftovers)
+    resume.tidy(folder.place, state.leftovers)
     folder.finish(folder.store("later"))
     assert folder.state.is_done
 
@@ -243,7 +249,7 @@ def test_pieces_of_other_settings_do_not_count(folder: Folder) -> None:
     store = folder.store()
     for index in range(4):
         store.add(make_row(folder.shard, index))
-    other = resume.shard_state(folder.out, folder.shard, "another")
+    other = resume.shard_state(folder.place, folder.shard, "another")
     assert not other.committed
     assert other.leftovers[0].reason == "made with other settings"
 
@@ -282,7 +288,7 @@ def test_a_crash_between_the_file_and_its_pieces_is_tidied(folder: Folder) -> No
         path.write_bytes(data)
     state = folder.state
     assert state.is_done
-    resume.tidy(folder.out, state.leftovers)
+    resume.tidy(folder.place, state.leftovers)
     assert not folder.pieces
 
 
@@ -353,7 +359,7 @@ def test_merging_cuts_row_groups_at_the_same_places(monkeypatch: pytest.MonkeyPa
 def test_another_setting_is_refused_field_by_field(folder: Folder) -> None:
     other = JobRecord({"prompt": "sing", "seed": 0, "top_k": 3})
     with pytest.raises(RequestError) as caught:
-        check_folder(folder.out, other)
+        check_folder(folder.place, other)
     assert 'prompt: "say" there, "sing" now' in str(caught.value)
     assert "top_k: nothing there, 3 now" in str(caught.value)
     assert "seed" not in str(caught.value)
@@ -361,25 +367,26 @@ def test_another_setting_is_refused_field_by_field(folder: Folder) -> None:
 
 def test_overwrite_moves_the_old_output_aside(folder: Folder) -> None:
     folder.finish(folder.store())
-    moved = claim_folder(folder.out, JobRecord({"prompt": "sing"}), overwrite=True)
+    moved = claim_folder(folder.place, JobRecord({"prompt": "sing"}), overwrite=True)
     assert moved is not None
-    assert (moved / folder.final.name).exists()
-    assert (moved / "_job.json").exists()
-    assert sorted(os.listdir(folder.out)) == ["_job.json", moved.name]
+    old = Path(moved)
+    assert (old / folder.final.name).exists()
+    assert (old / "_job.json").exists()
+    assert sorted(os.listdir(folder.out)) == ["_job.json", old.name]
 
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.doc").write_text("mine")
     with pytest.raises(RequestError, match=r"thesis\.doc"):
-        claim_folder(tmp_path, RECORD, overwrite=True)
+        claim_folder(LocalFolder(tmp_path), RECORD, overwrite=True)
     with pytest.raises(RequestError, match="is a file"):
-        claim_folder(tmp_path / "thesis.doc", RECORD)
+        claim_folder(LocalFolder(tmp_path / "thesis.doc"), RECORD)
     with pytest.raises(RequestError, match="is not a folder"):
-        claim_folder(tmp_path / "thesis.doc" / "out", RECORD)
+        claim_folder(LocalFolder(tmp_path / "thesis.doc" / "out"), RECORD)
 
 
 def test_checking_a_folder_writes_nothing(tmp_path: Path) -> None:
-    check_folder(tmp_path / "new" / "out", RECORD)
+    check_folder(LocalFolder(tmp_path / "new" / "out"), RECORD)
     assert not list(tmp_path.iterdir())
 
 

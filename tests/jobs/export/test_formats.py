@@ -26,6 +26,7 @@ from pipeline.errors import JobError, RequestError, ShardError
 from pipeline.fixtures import make_image_bytes, make_shard
 from pipeline.input.reader import read_shard
 from pipeline.input.shards import expand_shards
+from pipeline.output.folder import open_folder
 from pipeline.records import Row
 from tests.jobs.conftest import Job
 from tests.jobs.outputs import HOSTILE, make_output, several_captions
@@ -303,8 +304,13 @@ def test_the_latest_correction_counts_and_the_others_stay(own_job: Job, tmp_path
         one = {**data, "caption": text, "annotator": 7, "annotation_id": 1, "updated_at": at}
         (tmp_path / "min.json").write_text(json.dumps([one]))
         import_label_studio(own_job.out, tmp_path / "min.json")
-    assert {one.corrected_caption for one in all_corrections(own_job.out)} == {"new", "old"}
-    assert [one.corrected_caption for one in latest_corrections(own_job.out).values()] == ["new"]
+    assert {one.corrected_caption for one in all_corrections(open_folder(own_job.out))} == {
+        "new",
+        "old",
+    }
+    assert [
+        one.corrected_caption for one in latest_corrections(open_folder(own_job.out)).values()
+    ] == ["new"]
 
 
 @pytest.mark.parametrize(
