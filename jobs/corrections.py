@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.errors import RequestError
 from pipeline.output.commit import write_parquet
 from pipeline.output.folder import OutFolder
+from pipeline.output.resume import read_rows
 from pipeline.records import Row
 
 CORRECTIONS = "_corrections"
@@ -96,8 +96,7 @@ def all_corrections(out: OutFolder) -> list[Correction]:
         if not name[:1].isdigit() or not name.endswith(".parquet"):
             continue
         try:
-            with out.open(f"{CORRECTIONS}/{name}") as file:
-                table = pq.ParquetFile(file).read(_SCHEMA.names)
+            table = read_rows(out, f"{CORRECTIONS}/{name}", _SCHEMA.names)
         except (OSError, pa.ArrowException, KeyError) as error:
             raise RequestError(
                 f"{out.place(CORRECTIONS)}/{name} cannot be read as corrections: {error}"

@@ -25,8 +25,8 @@ STAGES = (
     "pipeline.remote",
     "pipeline.throughput",
 )
-STORE = ("commit", "footer", "merge", "open_shard", "resume", "retry", "schema")
 TABLES = ("columns", "table", "values")
+STORE = ("commit", "footer", "local", "merge", "open_shard", "resume", "retry", "schema")
 
 
 def imports_of(source: str, package: str) -> set[str]:

@@ -107,7 +107,11 @@ class OutFolder(Protocol):
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading at any place in it."""
+        """Open a file for reading at any place in it.
+
+        One that is no file of Arrow's must not be read on Arrow's threads: they would come for
+        the interpreter's lock when it is gone, at exit, and abort the process.
+        """
         ...
 
     def garbage(self, folder: str) -> list[str]:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+import pyarrow as pa
 
 from pipeline.errors import RequestError
 from pipeline.fault_points import reach
@@ -154,8 +156,8 @@ class LocalFolder:
             return file.read()
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading."""
-        return (self.path / name).open("rb")
+        """Open a file for reading by Arrow's own means, which its threads may use."""
+        return cast(BinaryIO, pa.OSFile(str(self.path / name), "rb"))
 
     def garbage(self, folder: str) -> list[str]:
         """Return temporary files in a folder whose process has ended."""
@@ -236,7 +238,7 @@ class LocalFolder:
     def move(self, name: str, to: str) -> None:
         """Rename a file."""
         target = self.path / to
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # a twin was first
             (self.path / name).rename(target)
 

@@ -221,7 +221,12 @@ def version_of(out: OutFolder, final: str) -> str:
 def read_rows(out: OutFolder, name: str, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet file of ours, without what Arrow guesses from folder names."""
     with out.open(name) as file:
-        return pq.ParquetFile(file).read(columns)
+        return pq.ParquetFile(file).read(columns, use_threads=has_threads(file))
+
+
+def has_threads(file: object) -> bool:
+    """True for an opened file that Arrow's threads may read."""
+    return isinstance(file, pa.NativeFile)
 
 
 def _identity_now(shard: Shard) -> ShardIdentity | None:

@@ -24,6 +24,7 @@ from pipeline.output.resume import (
     Leftover,
     ShardState,
     final_name,
+    has_threads,
     pieces_of,
     read_rows,
     shard_state,
@@ -80,7 +81,7 @@ def base_parts(out: OutFolder, base: Base) -> Iterator[Part]:
     with out.open(base.final) as opened:
         file = pq.ParquetFile(opened)
         for group in range(file.num_row_groups):
-            indices = file.read_row_group(group, ["index"]).column("index")
+            indices = file.read_row_group(group, ["index"], use_threads=False).column("index")
             if len(indices):
                 first = int(pc.min(indices).as_py())
                 yield Part(first, partial(_kept_rows, out, base.final, group, redo))
@@ -88,5 +89,5 @@ def base_parts(out: OutFolder, base: Base) -> Iterator[Part]:
 
 def _kept_rows(out: OutFolder, name: str, group: int, redo: pa.Array) -> pa.Table:
     with out.open(name) as file:
-        table = pq.ParquetFile(file).read_row_group(group)
+        table = pq.ParquetFile(file).read_row_group(group, use_threads=has_threads(file))
     return table.filter(pc.invert(pc.is_in(table.column("index"), redo)))
