@@ -63,10 +63,11 @@ class OpenShard:
     def has_all(self) -> bool:
         """Look whether the pieces on disk, those of other workers too, hold the whole shard."""
         found = set(self.committed)
-        for path in resume.pieces_in(self.folder):
-            if resume.part_of(path, self.identity, self.record.fingerprint, self.version):
+        for name in resume.pieces_in(self.out, self.folder):
+            if self._part(name) is not None:
                 with contextlib.suppress(FileNotFoundError):  # another worker finishes the shard
-                    found.update(resume.read_rows(path, ["index"]).column("index").to_pylist())
+                    rows = resume.read_rows(self.out, name, ["index"])
+                    found.update(rows.column("index").to_pylist())
         return len(found) == self.num_images
 
     @property
@@ -172,9 +173,7 @@ class OpenShard:
         """Return the pieces on disk, a twin's among them, the rows that wait, and those kept."""
         parts = []
         for name in resume.pieces_in(self.out, self.folder):
-            part = resume.part_of(
-                self.out, name, self.identity, self.record.fingerprint, self.version
-            )
+            part = self._part(name)
             if part is not None:
                 parts.append(part)
         if self.pending:
@@ -182,6 +181,10 @@ class OpenShard:
         if self.base is not None:
             parts += base_parts(self.out, self.base)
         return parts
+
+    def _part(self, name: str) -> merge.Part | None:
+        fingerprint = self.record.fingerprint
+        return resume.part_of(self.out, name, self.identity, fingerprint, self.version)
 
     def _pending_table(self) -> pa.Table:
         return self.schema.table([row for rows in self.pending.values() for row in rows])
