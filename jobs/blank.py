@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from PIL import Image
 
 from jobs.alarms import BLANK_FILE
-from pipeline.captioner import Captioner
+from pipeline.captioner import Captioner, Ready
 from pipeline.errors import CaptionJobError
 from pipeline.output.folder import OutFolder
 from pipeline.records import ImageFacts, Request, SampleRef
@@ -22,23 +22,6 @@ from pipeline.records import ImageFacts, Request, SampleRef
 COLOURS = ("white", "grey", "black")
 SIDE = 256
 MIN_IMAGES = 20  # of a run: before that no alarm would rest on it
-
-
-@dataclass(slots=True)
-class Asked:
-    """Requests that are all there already."""
-
-    requests: list[Request]
-
-    def take(self, max_requests: int, *, block: bool) -> list[Request]:
-        """Return the next ones."""
-        taken, self.requests = self.requests[:max_requests], self.requests[max_requests:]
-        return taken
-
-    @property
-    def is_exhausted(self) -> bool:
-        """True once all were taken."""
-        return not self.requests
 
 
 def note_blank(captioner: Captioner, prompt: str, out: OutFolder, num_images: int) -> None:
@@ -60,7 +43,7 @@ def ask(captioner: Captioner, prompt: str) -> list[str]:
     before = [
         (one.name, getattr(captioner.counters, one.name)) for one in fields(captioner.counters)
     ]
-    answers = list(captioner.caption(Asked(requests)))
+    answers = list(captioner.caption(Ready(requests)))
     for name, value in before:
         setattr(captioner.counters, name, value)
     return _unique([answer.text for answer in answers if answer.text])

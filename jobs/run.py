@@ -180,7 +180,9 @@ class Run:
         except GraceOver:
             return None
         memory = f", cache {bytes_text(captioner.cache_bytes)}" if captioner.cache_bytes else ""
-        self.display.say(f"loaded in {time.perf_counter() - began:.1f} s{memory}")
+        notices = "".join(f", {notice}" for notice in captioner.notices)
+        captioner.notices.clear()
+        self.display.say(f"loaded in {time.perf_counter() - began:.1f} s{memory}{notices}")
         return None if self.stop.is_requested else captioner
 
     def _claim(self, plan: Plan) -> None:

@@ -177,7 +177,8 @@ SPEED_OPTIONS = _options(
         "--threads",
         type=int,
         default=SPEED.threads,
-        help="Of torch.  [default: its own choice, or a share of the cores]",
+        help="Of torch.  [default: its own choice, or fewer where a small network is measured to "
+        "be faster so; a share of the cores where several workers share them]",
     ),
     click.option(
         "--loader-workers",

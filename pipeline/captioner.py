@@ -127,6 +127,23 @@ class RequestSource(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Ready:
+    """Requests that are all there already, as a source."""
+
+    requests: list[Request]
+
+    def take(self, max_requests: int, *, block: bool) -> list[Request]:
+        """Return the next ones."""
+        taken, self.requests = self.requests[:max_requests], self.requests[max_requests:]
+        return taken
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True once all were taken."""
+        return not self.requests
+
+
 class Captioner(Protocol):
     """A network with its weights loaded."""
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import torch
+from PIL import Image
 
 from pipeline.backends.native import NativeCaptioner
 from pipeline.backends.placement import Placement
-from pipeline.captioner import SamplingSettings, SpeedSettings
+from pipeline.backends.threads import choose_threads
+from pipeline.captioner import Ready, SamplingSettings, SpeedSettings
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
+from pipeline.records import ImageFacts, SampleRef
+
+TRIAL = SamplingSettings(max_new_tokens=4, max_text_tokens=16)
+TRIAL_SPEED = SpeedSettings(slots=4, prefill_batch=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,26 @@ class NativeSource:
         }
 
     def load(self, sampling: SamplingSettings, speed: SpeedSettings) -> NativeCaptioner:
-        """Load the weights onto the device."""
-        if speed.threads:
-            torch.set_num_threads(speed.threads)
+        """Load the weights onto the device, and choose how many threads run them."""
         model = self.build(self.placement)
-        return NativeCaptioner(model, self.processor, self.placement, sampling, speed)
+        captioner = NativeCaptioner(model, self.processor, self.placement, sampling, speed)
+        trial = NativeCaptioner(model, self.processor, self.placement, TRIAL, TRIAL_SPEED)
+        threads = choose_threads(
+            speed.threads, self.placement.device, model, partial(caption_blanks, trial)
+        )
+        captioner.notices.append(str(threads))
+        return captioner
+
+
+def caption_blanks(captioner: NativeCaptioner) -> None:
+    """Caption some blank pictures, to see how long that takes."""
+    picture = Image.new("RGB", (256, 256), "grey")
+    requests = [
+        captioner.prepare(SampleRef("", i, str(i), ""), ImageFacts(), picture, "", {})
+        for i in range(TRIAL_SPEED.slots)
+    ]
+    for _ in captioner.caption(Ready(requests)):
+        pass
 
 
 def default_source(device: str, dtype: str) -> NativeSource:
