@@ -45,10 +45,12 @@ class Shard:
 
     id: str
     url: str
-    size: int | None = None  # bytes, where the file system tells
+    size: int | None = None  # bytes, where the file system or the store tells
     command: tuple[str, ...] | None = None  # that writes it, where the user allowed one
     columns: Columns = Columns()
     pictures: tuple[tuple[str, ...], ...] | None = None
+    address: str | None = field(default=None, repr=False)  # to ask, where `url` hides a secret
+    stamp: tuple[int, int] | None = None  # of a remote one, as it was when it was listed
 
 
 @dataclass(frozen=True, slots=True)

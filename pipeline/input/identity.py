@@ -10,13 +10,20 @@ from dataclasses import asdict, dataclass
 from pipeline.errors import ShardError
 from pipeline.input.shards import local_path, open_shard
 from pipeline.records import Shard
+from pipeline.remote.addresses import is_remote
+from pipeline.remote.objects import object_at
+from pipeline.remote.patience import Patience
+from pipeline.remote.reader import fetch, version_of
 
 SAMPLE_BYTES = 1 << 16  # hashed at the head and at the tail: reading a whole shard twice is dear
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIdentity:
-    """A shard's size, time of change in nanoseconds, and the hash of its head and tail."""
+    """A shard's size, time of change in nanoseconds, and the hash of its head and tail.
+
+    A remote object's etag, made a number, stands in for the time of change.
+    """
 
     url: str
     size: int
@@ -44,6 +51,9 @@ def stamp_of(shard: Shard) -> tuple[int, int]:
     """Return a shard's size and time of change, without opening it; of a command, zeros."""
     if shard.command is not None:
         return 0, 0
+    if is_remote(shard.url):
+        patience = Patience.from_environment()
+        return version_of(object_at(shard.address or shard.url, patience), patience).stamp
     try:
         status = os.stat(local_path(shard.url))
     except OSError as error:
@@ -58,6 +68,8 @@ def identify(shard: Shard) -> ShardIdentity:
     """
     if shard.command is not None:
         return ShardIdentity(shard.url, 0, 0, hashlib.sha256(shard.url.encode()).hexdigest())
+    if is_remote(shard.url):
+        return _identify_remote(shard)
     size, mtime_ns = stamp_of(shard)
     digest = hashlib.sha256()
     try:
@@ -69,3 +81,16 @@ def identify(shard: Shard) -> ShardIdentity:
     except OSError as error:
         raise ShardError(shard.url, f"reading failed: {error.strerror or error}") from error
     return ShardIdentity(shard.url, size, mtime_ns, digest.hexdigest())
+
+
+def _identify_remote(shard: Shard) -> ShardIdentity:
+    """Return the identity of one version of an object: its head and tail are of the same one."""
+    patience = Patience.from_environment()
+    remote = object_at(shard.address or shard.url, patience)
+    version = version_of(remote, patience)
+    size, number = version.stamp
+    digest = hashlib.sha256(fetch(remote, version, 0, SAMPLE_BYTES, patience))
+    if size > SAMPLE_BYTES:
+        begin = max(SAMPLE_BYTES, size - SAMPLE_BYTES)
+        digest.update(fetch(remote, version, begin, size, patience))
+    return ShardIdentity(shard.url, size, number, digest.hexdigest())

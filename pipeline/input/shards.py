@@ -1,8 +1,9 @@
 """Which shards are asked for, and what each is called.
 
-Local paths are opened, and commands where the user allows them; `open_shard` is the one door, so
-that other schemes can be added behind it. A command is run only for a Shard that `expand_shards`
-made of the user's own words, never for a url that stood in a file.
+Local paths are opened, objects in stores, and commands where the user allows them; `open_shard` is
+the one door. A command is run only for a Shard that `expand_shards` made of the user's own words,
+never for a url that stood in a file. Of a remote shard `url` is what may be shown: a password or a
+signature is in its `address` alone.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from urllib.parse import unquote, urlsplit
 from braceexpand import braceexpand
 
 from pipeline.errors import RequestError, ShardError
+from pipeline.input.ordering import natural_key as natural_key
 from pipeline.input.pipes import is_pipe, open_pipe, words_of
 from pipeline.records import Columns, Shard
+from pipeline.remote.addresses import SCHEMES, WEB_SCHEMES, is_remote, scheme_of, shown
+from pipeline.remote.listing import list_objects
+from pipeline.remote.reader import Note, open_remote
 
 SHARD_SUFFIXES = (
     *(".tar", ".tgz", ".tbz2", ".txz", ".tzst"),
@@ -48,6 +53,10 @@ def expand_shards(patterns: Sequence[str], *, allow_pipe: bool = False) -> list[
         if is_pipe(pattern):
             commands = _pipes(pattern, allow_pipe=allow_pipe)
             found.update((shard.url, shard) for shard in commands if shard.url not in found)
+            continue
+        if is_remote(pattern):
+            for name, shard in _remote(pattern):
+                found.setdefault(name, shard)
             continue
         for path in map(os.path.abspath, _expand(pattern)):
             if path not in found:
@@ -100,10 +109,18 @@ def _id(base: str, whole: str) -> str:
     return f"{safe}-{digest}"
 
 
-def open_shard(shard: Shard) -> BinaryIO:
-    """Open a shard's bytes, unbuffered, from the start; ShardError where that cannot be done."""
+def open_shard(
+    shard: Shard, *, stamp: tuple[int, int] | None = None, note: Note | None = None
+) -> BinaryIO:
+    """Open a shard's bytes, unbuffered, from the start; ShardError where that cannot be done.
+
+    A remote shard must have this `stamp`, if one is given; `note` is told of each failure of a
+    connection that is made anew.
+    """
     if shard.command is not None:
         return open_pipe(shard.command, shard.url)
+    if is_remote(shard.url):
+        return cast(BinaryIO, open_remote(shard.address or shard.url, stamp=stamp, note=note))
     try:
         return cast(BinaryIO, open(local_path(shard.url), "rb", buffering=0))
     except OSError as error:
@@ -120,14 +137,10 @@ def local_path(url: str) -> str:
         return unquote(urlsplit(url).path)
     if scheme == "pipe":
         raise RequestError(f"{url!r} would run a command, and is refused here")
-    raise RequestError(f"--shards {url!r}: {scheme}:// is not supported; wanted a local path")
-
-
-def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key by which `a2` comes before `a10`, and no two texts are equal."""
-    parts = re.split(r"([0-9]+)", text)
-    keys = [(1, int(part), part) if i % 2 else (0, 0, part) for i, part in enumerate(parts)]
-    return (*keys, (2, 0, text))
+    raise RequestError(
+        f"--shards {shown(url)!r}: {scheme}:// is not supported; "
+        f"wanted a path, or one of {', '.join(SCHEMES)}"
+    )
 
 
 def _expand(pattern: str) -> Iterator[str]:
@@ -157,6 +170,27 @@ def _expand(pattern: str) -> Iterator[str]:
             missing.append(one)
     if missing:
         raise RequestError(_missing_message(pattern, missing, len(expanded)))
+
+
+def _remote(pattern: str) -> Iterator[tuple[str, Shard]]:
+    """Yield the shards in a store that one pattern stands for, with the name that each goes by."""
+    for one in list_objects(pattern, _braces(pattern, shown(pattern)), _is_shard_name):
+        address, version = one.address, one.version
+        path = urlsplit(address.shown).path if scheme_of(pattern) in WEB_SCHEMES else address.shown
+        yield (
+            address.name,
+            Shard(
+                _id(unquote(os.path.basename(path.rstrip("/"))), address.name),
+                address.shown,
+                None if version is None else version.size,
+                address=address.full if address.has_more_than_it_shows else None,
+                stamp=None if version is None else version.stamp,
+            ),
+        )
+
+
+def _is_shard_name(name: str) -> bool:
+    return name.lower().endswith(SHARD_SUFFIXES) and not name.startswith(".")
 
 
 def _pipes(pattern: str, *, allow_pipe: bool) -> Iterator[Shard]:
@@ -199,9 +233,7 @@ def _tars_of(folder: str, pattern: str) -> list[str]:
         names = [
             entry.path
             for entry in os.scandir(folder)
-            if entry.name.lower().endswith(SHARD_SUFFIXES)
-            and not entry.name.startswith(".")
-            and entry.is_file()
+            if _is_shard_name(entry.name) and entry.is_file()
         ]
     except OSError as error:
         raise RequestError(f"--shards {pattern!r}: {error.strerror or error}") from error

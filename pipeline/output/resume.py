@@ -243,7 +243,7 @@ def _change_since(found: ShardIdentity, shard: Shard) -> str:
     Pieces are still to be joined with more rows, so for them only the very same file will do.
     """
     try:
-        if stamp_of(shard) == (found.size, found.mtime_ns):
+        if (shard.stamp or stamp_of(shard)) == (found.size, found.mtime_ns):
             return ""
     except ShardError:
         return ""
