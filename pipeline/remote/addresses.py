@@ -33,7 +33,7 @@ class Address:
 
     full: str = field(repr=False)
     shown: str
-    name: str
+    name: str = field(repr=False)  # may hold parameters that nobody knows to be harmless
 
     @classmethod
     def of(cls, url: str) -> Address:

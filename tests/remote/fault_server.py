@@ -41,6 +41,7 @@ class Store:
     has_length: bool = True
     is_chunked: bool = False
     password: str = ""  # of HTTP basic, if one is wanted
+    may_list: bool = True
     bytes_per_second: float = 0.0  # of each connection
     asked: list[str] = field(default_factory=list)  # "GET /a.tar bytes=5-" ...
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -190,6 +191,8 @@ class _Answer:
 
     def listing(self, path: str, query: dict[str, str]) -> bool:
         """Answer ListObjectsV2, three keys a page."""
+        if not self.store.may_list:
+            return self.status(403)
         bucket = f"{path.rstrip('/')}/"
         prefix, token = query.get("prefix", ""), query.get("continuation-token", "")
         keys = sorted(
