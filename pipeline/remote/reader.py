@@ -2,7 +2,7 @@
 
     open at byte 0 ──► 3.1 MB ──► cut ──► pause ──► open at byte 3.1 M, same version ──► ... end
 
-An attempt that brings a megabyte pays for the failures before it; so a shard is given up when
+An attempt that brings 128 KiB pays for the failures before it; so a shard is given up when
 `Patience.attempts` in a row brought next to nothing, and a large shard outlives any number of cuts.
 """
 
@@ -22,7 +22,7 @@ from pipeline.remote.patience import Patience
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-PROGRESS_BYTES = 1 << 20  # that forgive the failures before them
+PROGRESS_BYTES = 1 << 17  # that forgive the failures before them
 MAX_READ_BYTES = 1 << 20
 MIN_BYTES_PER_SECOND = 1024  # over the time that a stall may take: less is one
 READ_THROUGH_BYTES = 1 << 20  # a shorter jump is read over: a new request costs more
