@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from pipeline.backends.answers import Answers
 from pipeline.backends.placement import Placement
 from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, SpeedSettings
 from pipeline.engine.engine import Engine, EngineShape
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.errors import JobError, RequestError, SampleError
+from pipeline.models.linear import lay_out
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
 from pipeline.records import Caption, EngineCounters, ImageFacts, Request, SampleRef
@@ -38,6 +41,8 @@ class NativeCaptioner:
             )
         self.counters = EngineCounters()
         self.notices: list[str] = []
+        if isinstance(model, nn.Module):
+            lay_out(model)
         self._model = model
         self._processor = processor
         self._answers = Answers(processor.detokenise, processor.eos_ids, sampling.stop)

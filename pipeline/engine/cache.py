@@ -95,15 +95,19 @@ class PrefillView:
 
     def __init__(self, cache: KVCache, slots: Sequence[int], batch: PrefillBatch) -> None:
         self._cache = cache
-        self._is_real = batch.is_real
         slot_of_row = torch.tensor(list(slots), device=cache.device)
         self._slots = slot_of_row[:, None].expand_as(batch.ids)[batch.is_real]
         self._columns = batch.positions[batch.is_real]
+        self._is_padded = batch.num_padding_tokens > 0
+        self._real = batch.is_real.flatten().nonzero()[:, 0]
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the real tokens of `[B, K, T, D]`; attend over the batch as it came."""
         for stored, new in ((self._cache.keys, keys), (self._cache.values, values)):
-            stored[layer][self._slots, :, self._columns] = new.transpose(1, 2)[self._is_real]
+            tokens = new.transpose(1, 2).flatten(0, 1)
+            if self._is_padded:
+                tokens = tokens.index_select(0, self._real)
+            stored[layer][self._slots, :, self._columns] = tokens
         return keys, values
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from pipeline.captioner import SamplingSettings
 from pipeline.engine.sequence import Sequence
 
+BLOCK = 128
+
 
 class Sampler:
     """Chooses one token a row.
@@ -21,6 +23,7 @@ class Sampler:
     def __init__(self, settings: SamplingSettings, eos_ids: frozenset[int]) -> None:
         self._settings = settings
         self._eos_ids = sorted(eos_ids)
+        self._room = torch.empty(0)
 
     def choose(self, logits: Tensor, sequences: Rows[Sequence]) -> tuple[list[int], list[float]]:
         """Return a token and its log probability for each row of logits `[B, V]`.
@@ -28,9 +31,10 @@ class Sampler:
         The probability is the network's own, before temperature, penalty and filters. It is
         NaN where the logits are not finite.
         """
+        logits = self._widened(logits)
         shaped = self._shape(logits, sequences)
         if self._settings.temperature == 0:
-            ids = shaped.argmax(dim=-1)
+            ids = best(shaped)
         else:
             uniforms = [sequence.uniform() for sequence in sequences]
             ids = draw(
@@ -39,9 +43,19 @@ class Sampler:
                 top_k=self._settings.top_k,
                 top_p=self._settings.top_p,
             )
-        chosen = logits.gather(1, ids[:, None])[:, 0]
-        logprobs = chosen - logits.logsumexp(dim=-1)
+        is_greedy = self._settings.temperature == 0 and shaped is logits
+        logprobs = chosen_logprobs_(logits, ids, are_largest=is_greedy)
         return ids.tolist(), logprobs.tolist()
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        """Return logits in float32 or wider, in memory that may be written over."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        if self._room.dtype != wide or self._room.device != logits.device:
+            self._room = torch.empty(0, dtype=wide, device=logits.device)
+        if self._room.numel() < logits.numel():
+            # Kept from step to step: new memory of this size is mapped page by page each time.
+            self._room = torch.empty(logits.numel(), dtype=wide, device=logits.device)
+        return self._room[: logits.numel()].view(logits.shape).copy_(logits)
 
     def _shape(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
         settings = self._settings
@@ -53,6 +67,28 @@ class Sampler:
             rows = torch.tensor(too_short, device=logits.device).nonzero()
             logits[rows, torch.tensor(self._eos_ids, device=logits.device)] = float("-inf")
         return logits
+
+
+def best(logits: Tensor) -> Tensor:
+    """Return the first of the largest logits `[B, V]` of each row: `[B]`.
+
+    In blocks of the vocabulary: a maximum alone is found several times as fast as its place.
+    """
+    num_rows, vocab_size = logits.shape
+    if vocab_size % BLOCK:
+        return logits.argmax(dim=-1)
+    blocks = logits.view(num_rows, vocab_size // BLOCK, BLOCK)
+    block = blocks.amax(dim=-1).argmax(dim=-1)
+    place = blocks[torch.arange(num_rows, device=logits.device), block].argmax(dim=-1)
+    return block * BLOCK + place
+
+
+def chosen_logprobs_(logits: Tensor, ids: Tensor, *, are_largest: bool = False) -> Tensor:
+    """Return the log probability of one id in each row of logits `[B, V]`, written over here."""
+    chosen = logits.gather(1, ids[:, None])
+    largest = chosen if are_largest else logits.amax(dim=-1, keepdim=True)
+    total = logits.sub_(largest).exp_().sum(dim=-1)
+    return (chosen - largest)[:, 0] - total.log()
 
 
 def penalise(logits: Tensor, token_ids: Rows[Rows[int]], penalty: float) -> Tensor:

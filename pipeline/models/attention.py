@@ -59,10 +59,18 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
     return torch.where(is_medium, blended, slow)
 
 
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """Cosines and signed sines `[B, 1, T, D]` of each row's positions."""
+
+    cos: Tensor
+    sin: Tensor  # negative in the first half of the width
+
+
 def rope_tables(
     positions: Tensor, frequencies: Tensor, *, overflow_limit: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, each `[B, 1, T, D / 2]`, for positions `[B, T]`.
+) -> RopeTables:
+    """Return the tables of positions `[B, T]`.
 
     They are computed in float32 whatever the network's dtype, since bfloat16 cannot tell
     position 257 from 258; float64 only where the frequencies are float64.
@@ -72,44 +80,38 @@ def rope_tables(
         longest = positions.amax(dim=1).to(frequencies.dtype) + 1
         scale = (longest / overflow_limit).clamp(min=1.0)
         angles = positions.to(frequencies.dtype)[:, :, None] * (frequencies / scale[:, None, None])
-    return angles.cos()[:, None], angles.sin()[:, None]
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    return RopeTables(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
-def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(heads: Tensor, tables: RopeTables) -> Tensor:
     """Rotate `[B, H, T, D]` in half-split form: element i is paired with i + D / 2."""
-    first, second = heads.to(cos.dtype).chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(heads.dtype)
+    partners = heads.roll(heads.shape[-1] // 2, dims=-1)
+    return torch.addcmul(heads * tables.cos, partners, tables.sin).to(heads.dtype)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a mask `[B, 1, T, S]` (True: may see) into what is added to scores: 0 or -inf.
+
+    Made once for all layers, which each would otherwise make it for themselves.
+    """
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Attend with grouped queries; returns `[B, H, T, D]`.
 
-    queries `[B, H, T, D]`, keys and values `[B, K, S, D]` with H a multiple of K, mask bool
-    `[B, 1, T, S]` (True: may see; no row of it may be empty).
+    queries `[B, H, T, D]`, keys and values `[B, K, S, D]` with H a multiple of K, bias
+    `[B, 1, T, S]` (see `attention_bias`; no row of it may hide everything).
+
+    The heads that share keys stand in for G times as many tokens, `[B, K, G T, D]`. Keys and
+    values so are read where they lie in the cache, neither repeated for each head nor copied.
     """
-    if queries.shape[2] == 1:
-        return _attend_one(queries, keys, values, mask)
-    num_groups = queries.shape[1] // keys.shape[1]
-    if num_groups > 1:
-        keys = keys.repeat_interleave(num_groups, dim=1)
-        values = values.repeat_interleave(num_groups, dim=1)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-
-
-def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attend from one token a row: query groups stand in for the query length.
-
-    Keys and values are read where they lie in the cache, neither expanded to the query heads
-    nor copied, which is what a decode step spends its time on otherwise.
-    """
-    batch, num_heads, _, head_dim = queries.shape
+    batch, num_heads, length, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
-    grouped = queries.view(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    # A strided slice times its transpose is copied element by element; row by row is faster.
-    transposed = keys.contiguous().transpose(-1, -2)
-    scores = torch.matmul(grouped * head_dim**-0.5, transposed)
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    scores = scores.masked_fill(~mask, float("-inf"))
-    weights = scores.softmax(dim=-1).to(values.dtype)
-    return torch.matmul(weights, values).view(batch, num_heads, 1, head_dim)
+    num_groups = num_heads // num_kv_heads
+    grouped = queries.reshape(batch, num_kv_heads, num_groups * length, head_dim)
+    if length > 1 and num_groups > 1:
+        bias = bias.repeat(1, 1, num_groups, 1)
+    mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias)
+    return mixed.view(batch, num_heads, length, head_dim)

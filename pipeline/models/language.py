@@ -19,10 +19,20 @@ from torch import Tensor, nn
 from pipeline.models.attention import (
     KeyValues,
     RopeScaling,
+    RopeTables,
     attend,
+    attention_bias,
     rope_frequencies,
     rope_tables,
     rotate,
+)
+from pipeline.models.linear import (
+    GatedLinear,
+    LaysOut,
+    Linear,
+    blocked,
+    blocked_linear,
+    can_lay_out,
 )
 
 
@@ -74,31 +84,29 @@ class DecoderBlock(nn.Module):
         width, heads = spec.hidden_size, spec.num_heads * spec.head_dim
         kv_width = spec.num_kv_heads * spec.head_dim
         self.attention_norm = RMSNorm(width, spec.norm_eps)
-        self.qkv = nn.Linear(width, heads + 2 * kv_width, bias=False)
-        self.out = nn.Linear(heads, width, bias=False)
+        self.qkv = Linear(width, heads + 2 * kv_width, bias=False)
+        self.out = Linear(heads, width, bias=False)
         self.mlp_norm = RMSNorm(width, spec.norm_eps)
-        self.gate_up = nn.Linear(width, 2 * spec.intermediate_size, bias=False)
-        self.down = nn.Linear(spec.intermediate_size, width, bias=False)
+        self.gate_up = GatedLinear(width, 2 * spec.intermediate_size, bias=False)
+        self.down = Linear(spec.intermediate_size, width, bias=False)
 
     def forward(
         self,
         x: Tensor,
-        tables: tuple[Tensor, Tensor],
-        mask: Tensor,
+        tables: RopeTables,
+        bias: Tensor,
         layer: int,
         kv: KeyValues | None,
     ) -> Tensor:
         """Run `[B, T, C]` through attention and the gated MLP."""
-        x = x + self._attention(self.attention_norm(x), tables, mask, layer, kv)
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-        mixed: Tensor = self.down(F.silu(gate) * up)
-        return x + mixed
+        x = self.out.added(self._attention(self.attention_norm(x), tables, bias, layer, kv), x)
+        return self.down.added(self.gate_up(self.mlp_norm(x)), x)
 
     def _attention(
         self,
         x: Tensor,
-        tables: tuple[Tensor, Tensor],
-        mask: Tensor,
+        tables: RopeTables,
+        bias: Tensor,
         layer: int,
         kv: KeyValues | None,
     ) -> Tensor:
@@ -107,17 +115,18 @@ class DecoderBlock(nn.Module):
         heads = self.qkv(x).view(batch, length, num_all, self.head_dim).transpose(1, 2)
         # Queries and keys turn by the same angles: together, in half as many operations.
         turning, values = heads.split((num_all - self.num_kv_heads, self.num_kv_heads), dim=1)
-        turned = rotate(turning, *tables)
+        turned = rotate(turning, tables)
         queries, keys = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
         if kv is not None:
             keys, values = kv.update(layer, keys, values)
-        mixed = attend(queries, keys, values, mask)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return out
+        mixed = attend(queries, keys, values, bias)
+        return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 
-class LlamaDecoder(nn.Module):
+class LlamaDecoder(nn.Module, LaysOut):
     """Token embedding, blocks, final norm and head; the head is the embedding where tied."""
+
+    _tied_head: Tensor | None = None
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -126,8 +135,14 @@ class LlamaDecoder(nn.Module):
         self.blocks = nn.ModuleList(DecoderBlock(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         if not spec.is_head_tied:
-            self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+            self.head = Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self._frequencies: Tensor | None = None
+
+    def lay_out(self) -> None:
+        """Keep a second copy of a tied embedding: rows to look up, and blocks to multiply by."""
+        weight = self.embedding.weight
+        if self.spec.is_head_tied and self._tied_head is None and can_lay_out(weight):
+            self._tied_head = blocked(weight)
 
     def _frequencies_like(self, weight: Tensor) -> Tensor:
         # Not a buffer: `.to(bfloat16)` would round it, and building on the meta device lose it.
@@ -156,13 +171,17 @@ class LlamaDecoder(nn.Module):
         limit = self.spec.max_positions if is_overflow else None
         frequencies = self._frequencies_like(self.embedding.weight)
         tables = rope_tables(positions, frequencies, overflow_limit=limit)
+        bias = attention_bias(mask, x.dtype)
         for layer, block in enumerate(self.blocks):
-            x = block(x, tables, mask, layer, kv)
+            x = block(x, tables, bias, layer, kv)
         normed: Tensor = self.norm(x)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Score the vocabulary for `[..., C]`; returns `[..., V]`, float32 or wider."""
-        weight = self.embedding.weight if self.spec.is_head_tied else self.head.weight
-        scores = F.linear(hidden, weight)
-        return scores.to(torch.promote_types(scores.dtype, torch.float32))
+        """Score the vocabulary for `[..., C]`; returns `[..., V]`."""
+        if not self.spec.is_head_tied:
+            scores: Tensor = self.head(hidden)
+            return scores
+        if self._tied_head is not None:
+            return blocked_linear(hidden, self._tied_head, None)
+        return F.linear(hidden, self.embedding.weight)

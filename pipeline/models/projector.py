@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.models.vision import ACTIVATIONS
+from pipeline.models.linear import ACTIVATIONS, Linear
 
 
 def pixel_shuffle(features: Tensor, factor: int) -> Tensor:
@@ -28,7 +27,7 @@ class ShuffleProjector(nn.Module):
     def __init__(self, vision_size: int, text_size: int, factor: int) -> None:
         super().__init__()
         self.factor = factor
-        self.projection = nn.Linear(vision_size * factor**2, text_size, bias=False)
+        self.projection = Linear(vision_size * factor**2, text_size, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """Turn `[I, P, C]` into image tokens `[I, P / f^2, text_size]`."""
@@ -41,11 +40,11 @@ class MLPProjector(nn.Module):
 
     def __init__(self, vision_size: int, text_size: int, activation: str, has_bias: bool) -> None:
         super().__init__()
-        self.up = nn.Linear(vision_size, text_size, bias=has_bias)
-        self.down = nn.Linear(text_size, text_size, bias=has_bias)
-        self.activation = ACTIVATIONS.get(activation, F.gelu)
+        self.up = Linear(vision_size, text_size, bias=has_bias)
+        self.down = Linear(text_size, text_size, bias=has_bias)
+        self.activation = activation if activation in ACTIVATIONS else "gelu"
 
     def forward(self, features: Tensor) -> Tensor:
         """Turn `[I, P, C]` into image tokens `[I, P, text_size]`."""
-        tokens: Tensor = self.down(self.activation(self.up(features)))
+        tokens: Tensor = self.down(self.up.activated(features, self.activation))
         return tokens

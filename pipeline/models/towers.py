@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pipeline.models.config import Config
+from pipeline.models.linear import ACTIVATIONS
 from pipeline.models.llama import Sources
-from pipeline.models.vision import ACTIVATIONS, VisionSpec
+from pipeline.models.vision import VisionSpec
 from pipeline.models.weights import Source
 
 _BLOCK_NAMES = (

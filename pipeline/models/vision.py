@@ -9,32 +9,13 @@ Words: I images or tiles, P patches (and the class token), C width, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-def quick_gelu(x: Tensor) -> Tensor:
-    """Approximate GELU by `x * sigmoid(1.702 x)` (https://arxiv.org/abs/1606.08415)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
-def tanh_gelu(x: Tensor) -> Tensor:
-    """Approximate GELU by a tanh of a cubic (https://arxiv.org/abs/1606.08415)."""
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": tanh_gelu,
-    "gelu_new": tanh_gelu,
-    "quick_gelu": quick_gelu,
-    "silu": F.silu,
-    "relu": F.relu,
-}
+from pipeline.models.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +68,25 @@ class VisionBlock(nn.Module):
         super().__init__()
         width = spec.hidden_size
         self.num_heads = spec.num_heads
-        self.activation = ACTIVATIONS[spec.activation]
+        self.activation = spec.activation
         self.attention_norm = nn.LayerNorm(width, spec.norm_eps)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width, spec.norm_eps)
-        self.up = nn.Linear(width, spec.intermediate_size)
-        self.down = nn.Linear(spec.intermediate_size, width)
+        self.up = Linear(width, spec.intermediate_size)
+        self.down = Linear(spec.intermediate_size, width)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Run `[I, P, C]`; mask is bool `[I, 1, 1, P]`, True where a patch may be seen."""
-        x = x + self._attention(self.attention_norm(x), mask)
-        mixed: Tensor = self.down(self.activation(self.up(self.mlp_norm(x))))
-        return x + mixed
+        x = self.out.added(self._attention(self.attention_norm(x), mask), x)
+        return self.down.added(self.up.activated(self.mlp_norm(x), self.activation), x)
 
     def _attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
         num_images, num_patches, width = x.shape
         heads = self.qkv(x).view(num_images, num_patches, 3, self.num_heads, -1)
         queries, keys, values = heads.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(num_images, num_patches, width))
-        return out
+        return mixed.transpose(1, 2).reshape(num_images, num_patches, width)
 
 
 class VisionTransformer(nn.Module):

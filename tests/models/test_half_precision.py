@@ -71,9 +71,9 @@ def test_positions_are_exact_in_half_precision() -> None:
     half = decoder.to(torch.bfloat16)._frequencies_like(torch.zeros(1, dtype=torch.bfloat16))
     assert half.dtype == torch.float32
     assert torch.equal(half, exact)
-    cos, sin = rope_tables(torch.tensor([[256, 257]]), half)
-    assert cos.dtype == sin.dtype == torch.float32
-    assert not torch.equal(cos[0, 0, 0], cos[0, 0, 1])
+    tables = rope_tables(torch.tensor([[256, 257]]), half)
+    assert tables.cos.dtype == tables.sin.dtype == torch.float32
+    assert not torch.equal(tables.cos[0, 0, 0], tables.cos[0, 0, 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -21,7 +21,7 @@ from pipeline.records import ImageInputs
 FOLDER = Path(__file__).resolve().parent
 WEIGHTS = "weights.safetensors"
 WEIGHTS_PATH = FOLDER / WEIGHTS
-VISION_BATCH = 8  # pictures at a time: more are no faster, and take more memory
+VISION_BATCH = 4  # pictures at a time: more are no faster, and take more memory
 
 
 class DefaultModel(VisionLanguageModel):
