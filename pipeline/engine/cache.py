@@ -1,31 +1,40 @@
 """The KV cache: keys and values of every live sequence, allocated once.
 
             columns 0 .. S - 1
-    slot 0  A A A A A A a a a -      A: prompt, a: caption so far, -: not yet used
-    slot 1  B B B b - - - - - -
-    slot 2  C C C C c c c - - -
-    slot 3  (free)
+    slot 0  A A A A A A a a a -  ╮   A: prompt, a: caption so far, -: not yet used
+    slot 1  B B B B b b b b - -  ╯ a group attends over 9 columns
+    slot 2  C C C c c - - - - -  ╮
+    slot 3  D D D d - - - - - -  ╯ the next one over 5
+    slot 4  (free)
 
 A slot holds real tokens only: left padding is dropped on admission, so column = position and
 a row of the decode step needs nothing but its own length. Live slots are always the first
-ones, which makes a step over them a slice and no gather; `move` closes a gap.
+ones, which makes a step over them a slice and no gather; `move` closes a gap. They stand about
+in the order of their lengths (see `Scheduler.gaps`), so that a group of neighbours need not
+read as many columns as the longest sequence of all has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from pipeline.engine.padding import PrefillBatch
+from pipeline.models.attention import attend
 from pipeline.models.language import DecoderSpec
 
-COLUMN_BLOCK = 32
+COLUMN_BLOCK = 16
+GROUP_SLOTS = 16
 
 
 class KVCache:
-    """Keys and values `[L, N, K, S, D]`, each slot's length, and the views that attention gets."""
+    """Keys and values `[L, N, S, K, D]`, each slot's length, and the views that attention gets.
+
+    A token's heads lie together: what a step adds to a slot is one piece of memory.
+    """
 
     def __init__(
         self,
@@ -35,7 +44,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (spec.num_layers, num_slots, spec.num_kv_heads, num_columns, spec.head_dim)
+        shape = (spec.num_layers, num_slots, num_columns, spec.num_kv_heads, spec.head_dim)
         # Zeros, not empty: a masked column has weight 0, and 0 times garbage may be NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -50,7 +59,7 @@ class KVCache:
     @property
     def num_columns(self) -> int:
         """S: the longest prompt and caption that fit together."""
-        return self.keys.shape[3]
+        return self.keys.shape[2]
 
     def prefill_view(self, slots: Sequence[int], batch: PrefillBatch) -> PrefillView:
         """Take the prompts of a batch into these slots, one a row."""
@@ -70,8 +79,8 @@ class KVCache:
     def copy(self, source: int, target: int) -> None:
         """Copy a slot's sequence into another slot."""
         length = self.lengths[source]
-        self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.keys[:, target, :length] = self.keys[:, source, :length]
+        self.values[:, target, :length] = self.values[:, source, :length]
         self.lengths[target] = length
 
     def move(self, source: int, target: int) -> None:
@@ -101,27 +110,36 @@ class PrefillView:
         self._is_padded = batch.num_padding_tokens > 0
         self._real = batch.is_real.flatten().nonzero()[:, 0]
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> Tensor:
         """Store the real tokens of `[B, K, T, D]`; attend over the batch as it came."""
         for stored, new in ((self._cache.keys, keys), (self._cache.values, values)):
             tokens = new.transpose(1, 2).flatten(0, 1)
             if self._is_padded:
                 tokens = tokens.index_select(0, self._real)
-            stored[layer][self._slots, :, self._columns] = tokens
-        return keys, values
+            stored[layer][self._slots, self._columns] = tokens
+        return attend(queries, keys, values, bias)
 
 
 class DecodeView:
-    """A decode step's door to the cache: one token a row goes in, the whole slots come out."""
+    """A decode step's door to the cache: one token a row goes in, each group sees its slots."""
 
     def __init__(self, cache: KVCache, num_rows: int) -> None:
         self._cache = cache
         lengths = cache.lengths[:num_rows]
         self._rows = torch.arange(num_rows, device=cache.device)
         self._lengths = torch.tensor(lengths, device=cache.device)
+        self._groups = [
+            (slice(first, last), self._columns_for(max(lengths[first:last])))
+            for first, last in pairwise(group_borders(num_rows, cache.device))
+        ]
+        self._num_columns = max(columns for _, columns in self._groups)
+
+    def _columns_for(self, length: int) -> int:
         # Rounded up, so that shapes repeat from step to step; the mask covers the rest.
-        columns = (max(lengths) // COLUMN_BLOCK + 1) * COLUMN_BLOCK
-        self._num_columns = min(columns, cache.num_columns)
+        columns = (length // COLUMN_BLOCK + 1) * COLUMN_BLOCK
+        return min(columns, self._cache.num_columns)
 
     @property
     def positions(self) -> Tensor:
@@ -134,10 +152,24 @@ class DecodeView:
         columns = torch.arange(self._num_columns, device=self._lengths.device)
         return (columns <= self._lengths[:, None])[:, None, None]
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store `[B, K, 1, D]` behind each row's tokens; return `[B, K, S, D]`, not copied."""
-        views = []
-        for stored, new in ((self._cache.keys, keys), (self._cache.values, values)):
-            stored[layer][self._rows, :, self._lengths] = new[:, :, 0]
-            views.append(stored[layer, : len(self._rows), :, : self._num_columns])
-        return views[0], views[1]
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Store `[B, K, 1, D]` behind each row's tokens; attend over the slots, not copied."""
+        stored = self._cache.keys[layer], self._cache.values[layer]
+        for kept, new in zip(stored, (keys, values), strict=True):
+            kept[self._rows, self._lengths] = new[:, :, 0]
+        mixed = []
+        for rows, columns in self._groups:
+            all_keys, all_values = (kept[rows, :columns].transpose(1, 2) for kept in stored)
+            mixed.append(attend(queries[rows], all_keys, all_values, bias[rows, :, :, :columns]))
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def group_borders(num_rows: int, device: torch.device) -> list[int]:
+    """Return where groups of rows begin, and where the last one ends.
+
+    Elsewhere than on a processor a step is one group: many rows at once matter more there.
+    """
+    group = GROUP_SLOTS if device.type == "cpu" else num_rows
+    return [*range(0, num_rows, group), num_rows]

@@ -13,10 +13,9 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from pipeline.captioner import SamplingSettings
-from pipeline.engine.cache import KVCache
+from pipeline.engine.cache import KVCache, group_borders
 from pipeline.engine.memory import OUT_OF_MEMORY, is_out_of_memory
 from pipeline.engine.padding import left_pad
 from pipeline.engine.sampling import Sampler
@@ -65,6 +64,7 @@ class Engine:
             shape.dtype,
             shape.device,
         )
+        self._borders = group_borders(shape.num_slots, shape.device)
         self.counters = counters or EngineCounters()
         self.notices = [] if notices is None else notices  # for people, each said once
 
@@ -105,6 +105,7 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Advance every live sequence by one token; return those that ended."""
         finished: list[Sequence] = []
+        self._close_gaps()  # before new sequences would fill them
         if self._scheduler.can_prefill():
             finished += self._prefill_or_shrink(self._scheduler.next_batch())
         if self._scheduler.num_live:
@@ -168,13 +169,14 @@ class Engine:
                 self._cache.free(slot)
 
     def _prefill(self, batch: list[Sequence]) -> list[Sequence]:
-        features, failed = self._encode(batch)
+        failed = self._encode(batch)
         ready = [sequence for sequence in batch if not sequence.is_finished]
         if not ready:
             return failed
         started = time.perf_counter()
         padded = left_pad([sequence.prefix_ids for sequence in ready], self._shape.device)
         slots = self._scheduler.free_slots(len(ready))
+        features = [s.features for s in ready if s.features is not None]
         logits = self._model.next_logits(
             padded.ids,
             torch.cat(features) if features else None,
@@ -194,27 +196,25 @@ class Engine:
         self.counters.prefill_seconds += time.perf_counter() - started
         return failed + settled
 
-    def _encode(self, batch: Rows[Sequence]) -> tuple[list[Tensor], list[Sequence]]:
+    def _encode(self, batch: Rows[Sequence]) -> list[Sequence]:
         """Run the vision tower; a request whose features do not fit its prompt fails alone."""
         started = time.perf_counter()
-        seeing = [s.request.images for s in batch if s.request.images is not None]
-        encoded = iter(self._model.encode_images(seeing) if seeing else ())
-        features: list[Tensor] = []
+        seeing = [s for s in batch if s.request.images is not None]
+        images = [s.request.images for s in seeing if s.request.images is not None]
+        encoded = self._model.encode_images(images) if images else ()
+        for sequence, row in zip(seeing, encoded, strict=True):
+            # A copy, since a slice would keep the features of the whole batch as long as its own.
+            sequence.keep_features(row.clone())
         failed: list[Sequence] = []
         for sequence in batch:
-            request = sequence.request
-            row = next(encoded) if request.images is not None else None
-            wanted = request.prompt_ids.count(self._model.image_token_id)
-            found = 0 if row is None else row.shape[0]
+            wanted = sequence.request.prompt_ids.count(self._model.image_token_id)
+            found = 0 if sequence.features is None else sequence.features.shape[0]
             if found != wanted:
+                key = sequence.request.ref.key
                 detail = f"{wanted} image places in the prompt, {found} image features"
-                failed += self._fail(
-                    sequence, "placeholder_mismatch", f"key {request.ref.key!r}: {detail}"
-                )
-            elif row is not None:
-                features.append(row)
+                failed += self._fail(sequence, "placeholder_mismatch", f"key {key!r}: {detail}")
         self.counters.vision_seconds += time.perf_counter() - started
-        return features, failed
+        return failed
 
     def _fail(self, sequence: Sequence, code: str, detail: str) -> list[Sequence]:
         """End a sequence that holds no slot, and its siblings with it."""
@@ -251,9 +251,7 @@ class Engine:
 
     def _decode(self) -> list[Sequence]:
         started = time.perf_counter()
-        for source, target in self._scheduler.gaps():
-            self._cache.move(source, target)
-            self._scheduler.move(source, target)
+        self._close_gaps()
         live = self._scheduler.live()
         last = [[sequence.token_ids[-1]] for sequence in live]
         view = self._cache.decode_view(len(live))
@@ -267,6 +265,10 @@ class Engine:
         self.counters.total_slot_steps += self._cache.num_slots
         self.counters.decode_seconds += time.perf_counter() - started
         return settled
+
+    def _close_gaps(self) -> None:
+        for source, target in self._scheduler.close_gaps(self._borders):
+            self._cache.move(source, target)
 
     def _settle(
         self, sequences: Rows[Sequence], ids: Rows[int], logprobs: Rows[float]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Rows
 
 from pipeline.engine.sequence import Sequence
 
@@ -61,10 +62,10 @@ class Scheduler:
 
     def next_batch(self) -> list[Sequence]:
         """Take the sequence that waits longest, and those nearest to it in length."""
-        oldest = len(self.waiting[0].prefix_ids)
+        oldest = self.waiting[0].num_prefix_tokens
         by_distance = sorted(
             range(len(self.waiting)),
-            key=lambda i: (i > 0, abs(len(self.waiting[i].prefix_ids) - oldest)),
+            key=lambda i: (i > 0, abs(self.waiting[i].num_prefix_tokens - oldest)),
         )
         taken: set[int] = set()
         room = self.num_free
@@ -102,19 +103,47 @@ class Scheduler:
         self.slots[sequence.slot] = None
         sequence.slot = -1
 
-    def gaps(self) -> list[tuple[int, int]]:
-        """Moves (from, to) after which the live slots are the first ones."""
-        num_live = self.num_live
-        holes = [slot for slot in range(num_live) if self.slots[slot] is None]
-        strays = [s for s in range(num_live, len(self.slots)) if self.slots[s] is not None]
-        return list(zip(reversed(strays), holes, strict=True))
+    def close_gaps(self, borders: Rows[int]) -> Iterator[tuple[int, int]]:
+        """Move sequences until the live slots are the first ones; yield each move (from, to).
 
-    def move(self, source: int, target: int) -> None:
-        """Move a sequence to a free slot."""
-        sequence = self.slots[source]
-        assert sequence is not None, "an empty slot cannot be moved"
-        self.slots[source] = None
-        self.place(sequence, target)
+        A gap is filled with the longest sequence of the next group of slots, the gap that this
+        leaves in the same way, and so on to the last one. Sequences so drift to the front as
+        they grow, and groups stay apart by length. `borders` are those of the groups.
+        """
+        for gap in self._gaps():
+            target = gap
+            while (source := self._filler(target, borders)) is not None:
+                sequence = self.slots[source]
+                assert sequence is not None, "an empty slot cannot be moved"
+                self.slots[source] = None
+                self.place(sequence, target)
+                yield source, target
+                target = source
+
+    def _gaps(self) -> Iterator[int]:
+        """Yield the first free slot before a live one, until there is none."""
+        while True:
+            gap = next(slot for slot, s in enumerate([*self.slots, None]) if s is None)
+            if all(sequence is None for sequence in self.slots[gap:]):
+                return
+            yield gap
+
+    def _filler(self, gap: int, borders: Rows[int]) -> int | None:
+        """Return the slot of the sequence that goes into a gap; None if none lies behind it."""
+        live = [slot for slot in range(gap + 1, len(self.slots)) if self.slots[slot] is not None]
+        if not live:
+            return None
+        end = next((border for border in borders if border > gap), len(self.slots))
+        behind = [slot for slot in live if slot >= end]
+        if not behind:
+            return live[-1]
+        group_end = next((border for border in borders if border > behind[0]), len(self.slots))
+        group = [slot for slot in behind if slot < group_end]
+        return max(group, key=self._num_tokens)
+
+    def _num_tokens(self, slot: int) -> int:
+        sequence = self.slots[slot]
+        return 0 if sequence is None else sequence.num_prefix_tokens
 
     def live(self) -> list[Sequence]:
         """The live sequences in slot order."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
 
 from pipeline.errors import SampleError
 from pipeline.records import Request
@@ -24,6 +26,7 @@ class Sequence:
     caption_index: int
     random: random.Random
     num_siblings: int = 0  # further captions of the request, to be copied from this one's slot
+    features: Tensor | None = None  # `[F, C]` of its images, in place of their pixels
     slot: int = -1
     token_ids: list[int] = field(default_factory=list)
     sum_logprob: float = 0.0
@@ -35,6 +38,11 @@ class Sequence:
     def is_finished(self) -> bool:
         """True once no further token will come."""
         return self.finish_reason is not None or self.error is not None
+
+    def keep_features(self, features: Tensor) -> None:
+        """Take what the vision tower made of the images, whose pixels are not needed any more."""
+        self.features = features
+        self.request = replace(self.request, images=None)
 
     def uniform(self) -> float:
         """Return the next token's random number: the same one until that token is appended."""
@@ -52,6 +60,11 @@ class Sequence:
     def prefix_ids(self) -> tuple[int, ...]:
         """What a prefill must run: the prompt, and the caption so far if it was preempted."""
         return (*self.request.prompt_ids, *self.token_ids)
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """How many tokens a prefill of this sequence runs."""
+        return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

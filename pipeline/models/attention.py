@@ -12,10 +12,15 @@ from torch import Tensor
 
 
 class KeyValues(Protocol):
-    """What attention needs of a cache: give it the new tokens, get all that they may see."""
+    """What the decoder needs of a cache: give it the new tokens, get what they saw."""
 
-    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store `[B, K, T, D]` of one layer and return the `[B, K, S, D]` to attend over."""
+    def attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> Tensor:
+        """Store keys and values `[B, K, T, D]` of one layer, and attend as `attend` does.
+
+        queries `[B, H, T, D]`; bias `[B, 1, T, S]` covers the S columns that may be seen.
+        """
         ...
 
 

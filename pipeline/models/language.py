@@ -69,9 +69,13 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension of `[..., C]`."""
         wide = torch.promote_types(x.dtype, torch.float32)
+        if wide == x.dtype:
+            return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        scale = norms.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
         # Rounded once, behind the weight, which keeps half precision closer to float32.
-        normed = F.rms_norm(x.to(wide), (x.shape[-1],), self.weight.to(wide), self.eps)
-        return normed.to(x.dtype)
+        normed: Tensor = (x * scale).mul_(self.weight).to(x.dtype)
+        return normed
 
 
 class DecoderBlock(nn.Module):
@@ -117,9 +121,10 @@ class DecoderBlock(nn.Module):
         turning, values = heads.split((num_all - self.num_kv_heads, self.num_kv_heads), dim=1)
         turned = rotate(turning, tables)
         queries, keys = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
-        if kv is not None:
-            keys, values = kv.update(layer, keys, values)
-        mixed = attend(queries, keys, values, bias)
+        if kv is None:
+            mixed = attend(queries, keys, values, bias)
+        else:
+            mixed = kv.attend(layer, queries, keys, values, bias)
         return mixed.transpose(1, 2).reshape(batch, length, -1)
 
 

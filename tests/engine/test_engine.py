@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.captioner import SamplingSettings
+from pipeline.engine import cache
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.sequence import Sequence, row_random
 from pipeline.errors import SampleError
@@ -43,14 +46,26 @@ def test_features_that_do_not_fit_a_prompt_cost_that_row_alone() -> None:
     )
     blind = Request(whole.ref, whole.facts, prompt_ids=(MODEL.image_token_id, 5))
     found = through_engine([wrong, whole, blind], Settings())
-    by_request = {id(sequence.request): sequence for sequence in found}
-    assert len(found) == 3
-    assert by_request[id(whole)].token_ids == alone(whole, Settings())
-    for bad, features in ((wrong, 2), (blind, 0)):
-        error = by_request[id(bad)].error
-        assert error is not None
-        assert error.code == "placeholder_mismatch"
-        assert f"1 image places in the prompt, {features} image features" in error.detail
+    (right,) = (sequence for sequence in found if sequence.error is None)
+    assert right.token_ids == alone(whole, Settings())
+    errors = [sequence.error for sequence in found if sequence.error is not None]
+    assert [error.code for error in errors] == ["placeholder_mismatch"] * 2
+    for features in (2, 0):
+        detail = f"1 image places in the prompt, {features} image features"
+        assert any(detail in error.detail for error in errors)
+
+
+def test_pixels_are_let_go_once_they_are_features() -> None:
+    """A slot would hold 13 MB of a picture of 17 tiles until its caption ends."""
+    request = make_request(0, [5, 6], num_tiles=2)
+    engine = make_engine(Settings(max_new_tokens=8), eos=frozenset())
+    engine.submit(request)
+    engine.close()
+    engine.step()
+    (live,) = engine._scheduler.live()
+    assert live.request.images is None
+    assert live.features is not None
+    assert request.images is not None
 
 
 def test_an_answer_that_is_not_finite_is_an_error_row_and_spoils_no_neighbour(
@@ -133,6 +148,41 @@ def test_captioning_skewed_lengths_keeps_slots_busy() -> None:
             if left[sequence.request.ref.index] == 0:
                 scheduler.release(sequence)
     assert busy / total > 0.8
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 16])
+def test_groups_of_slots_change_no_caption(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "GROUP_SLOTS", group)
+    requests = [make_request(i, [1 + i % 5] * (1 + 5 * i % 23)) for i in range(12)]
+    laws.assert_batch_equals_alone(requests, Settings(slots=7, max_new_tokens=14))
+
+
+@given(
+    lengths=st.lists(st.one_of(st.none(), st.integers(1, 40)), min_size=1, max_size=24),
+    group=st.integers(1, 9),
+)
+def test_closing_gaps_loses_nobody_and_takes_the_longest_of_the_next_group(
+    lengths: list[int | None], group: int
+) -> None:
+    scheduler = Scheduler(len(lengths), 1, 1)
+    waiting = [waits(make_request(i, [1] * (length or 1))) for i, length in enumerate(lengths)]
+    for slot, length in enumerate(lengths):
+        if length is not None:
+            scheduler.place(waiting[slot], slot)
+    before = {id(sequence) for sequence in scheduler.live()}
+    borders = [*range(0, len(lengths), group), len(lengths)]
+    holder = {sequence.slot: sequence for sequence in scheduler.live()}
+    for source, target in scheduler.close_gaps(borders):
+        assert target not in holder
+        same_group = [s for s in holder if s // group == source // group]
+        moved = holder.pop(source)
+        if target // group != source // group:
+            others = [len(holder[slot].prefix_ids) for slot in same_group if slot != source]
+            assert len(moved.prefix_ids) >= max(others, default=0)
+        holder[target] = moved
+    assert sorted(holder) == list(range(len(before)))
+    assert {id(sequence) for sequence in scheduler.live()} == before
+    assert all(scheduler.slots[slot] is sequence for slot, sequence in holder.items())
 
 
 def test_a_prefill_batch_takes_the_oldest_and_its_like() -> None:
