@@ -28,6 +28,7 @@ from pipeline.records import Shard
 
 TURN = 1 << 64
 UNEVEN = 1.1  # a worker may have so many times its fair share before shards are cut
+UNITS_A_WORKER = 4  # to take, at least: the last ones then end at about the same time
 # Fractions of square roots: their multiples are evenly spread, and no two of them go together.
 STEPS = tuple(
     (math.isqrt(number << 128) - (math.isqrt(number) << 64)) | 1 for number in (5, 2, 3, 7, 11, 13)
@@ -88,6 +89,20 @@ def deal(shards: Sequence[Shard], rank: int, world_size: int) -> list[Slice]:
     if max(loads)[0] * world_size <= UNEVEN * sum(weights):
         return [Slice(shards[place]) for place in sorted(mine)]
     return _deal_cut(shards, weights, order, rank, world_size)
+
+
+def units(shards: Sequence[Shard], num_workers: int) -> list[Slice]:
+    """Return what workers take one at a time: shards, cut where there are few for so many."""
+    weights = _weights(shards)
+    wanted = UNITS_A_WORKER * num_workers
+    if num_workers == 1 or len(shards) >= wanted:
+        return [Slice(shard) for shard in shards]
+    total = sum(weights)
+    return [
+        one
+        for shard, weight in zip(shards, weights, strict=True)
+        for one in cut(shard, max(1, -(-wanted * weight // total)))
+    ]
 
 
 def cut(shard: Shard, num_slices: int) -> list[Slice]:
