@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from jobs.ticker import Ticker
 from jobs.unit_map import UnitMap
 from pipeline.errors import CaptionJobError, JobError, RequestError
 from pipeline.input.dealing import Slice
@@ -137,6 +138,15 @@ class Claims:
                             self.counters.lost += 1  # and go on: whoever is first wins
                 elif lease.unit not in self._leases:  # it ended meanwhile
                     self._folder.remove(lease.name)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Renew the leases in this block, on a thread, and give all back at its end."""
+        with Ticker(self.beat, self.settings.lease_seconds / BEATS):
+            try:
+                yield
+            finally:
+                self.release_all()
 
     def finish(self, unit: Slice) -> None:
         """Give a unit back whose rows are all committed."""

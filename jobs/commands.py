@@ -34,7 +34,7 @@ def run_job(config: RunConfig) -> int:
 
 def run_alarms(result: RunResult) -> list[str]:
     """Look at all rows of this run's shards; not after a stop, whose time is short."""
-    if result.stopped or not result.snapshot.images:
+    if result.stopped or not result.snapshot.images or result.is_claiming:
         return []
     ids = [state.shard.id for state in result.after.shards]
     return [printable(line) for line in alarm_lines(alarms_of(read_output(result.out), ids))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.claiming import ClaimSettings
 from jobs.ranks import Place
 from pipeline.backends.resolve import resolve
 from pipeline.captioner import ModelSource, SamplingSettings, SpeedSettings
@@ -49,6 +50,8 @@ class WorkerSettings:
 
     place: Place = field(default_factory=Place)
     loader_workers: int = 4
+    is_claiming: bool = False  # shards are taken by lease, one by one, not dealt out
+    claims: ClaimSettings = field(default_factory=ClaimSettings)
 
     def __post_init__(self) -> None:
         if self.loader_workers < 1:
@@ -86,6 +89,8 @@ class RunConfig:
         assert self.schema  # raises for a field that would take a column's name
         if self.retry and (self.overwrite or self.limits.samples is not None):
             raise RequestError("--retry goes neither with --overwrite nor with --limit")
+        if self.worker.is_claiming and (self.retry or self.overwrite or self.limits.samples):
+            raise RequestError("--claim goes with none of --retry, --overwrite and --limit")
         if self.limits.samples is not None and self.worker.place.world_size > 1:
             raise RequestError("--limit counts the samples of the whole job; wanted one worker")
 

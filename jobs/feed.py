@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
+from jobs.claiming import Claims
 from jobs.doubles import Double, Doubles, content_of
 from jobs.stopping import Stop
 from pipeline.captioner import Captioner
@@ -74,9 +75,9 @@ class ShardStream:
     limit: int | None = None  # samples of the job, counted from its first
     events: deque[ShardEvent] = field(default_factory=deque)
     all_stats: list[ShardStats] = field(default_factory=list)
+    claims: Claims | None = None  # where slices are taken one by one
     is_limited: bool = False  # the limit was reached before the end of a shard
     num_counted: int = 0  # images of shards that turned out to be done already
-
     num_elsewhere: int = 0  # images that the reader passed and that other workers caption
 
     @property
@@ -91,7 +92,9 @@ class ShardStream:
 
     @property
     def num_bytes(self) -> int:
-        """What there is to pass in all."""
+        """What there is to pass in all; 0 where nobody knows beforehand."""
+        if self.claims is not None:
+            return 0
         return sum(one.shard.size or 0 for one in self.slices)
 
     @property
@@ -108,7 +111,7 @@ class ShardStream:
 
     def __iter__(self) -> Iterator[Sample]:
         num_left = self.limit
-        for mine in self.slices:
+        for mine in self.claims or self.slices:
             if self.stop.is_requested:
                 return
             if num_left is not None and num_left <= 0:
@@ -125,6 +128,8 @@ class ShardStream:
         if state.is_done:
             num_images = state.num_rows // self.num_captions
             self.num_counted += round(num_images * mine.share)
+            if self.claims is not None:
+                self.claims.finish(mine)  # another worker was quicker
             return num_images
         stats = ShardStats()
         self.all_stats.append(stats)
@@ -298,7 +303,7 @@ class Feed:
             elif isinstance(event, ShardEnded):
                 self._store.end(event.mine.id, event.num_images)
             else:
-                self._store.fail(event.mine.shard, event.error)
+                self._store.fail(event.mine.shard, event.error, event.mine)
 
 
 def weigh_sample(sample: Sample) -> int:

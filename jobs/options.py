@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.claiming import ClaimSettings
 from jobs.config import LimitSettings, RunConfig, WorkerSettings
 from jobs.ranks import find_place
 from jobs.sharing import device_of, loaders_of, threads_of
@@ -22,7 +23,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> RunConfig:
     """Build the settings of `captionjob run`; RequestError names an option that is wrong."""
-    place = find_place(options["rank"], options["world_size"], environ)
+    is_claiming = options["claim"]
+    place = find_place(options["rank"], options["world_size"], environ, is_claiming=is_claiming)
     loader_workers = options["loader_workers"]
     time_limit = options["time_limit"]
     return RunConfig(
@@ -65,7 +67,10 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
             grace_seconds=options["grace_seconds"],
         ),
         worker=WorkerSettings(
-            place, loaders_of(place) if loader_workers is None else loader_workers
+            place,
+            loaders_of(place) if loader_workers is None else loader_workers,
+            is_claiming,
+            ClaimSettings(options["lease_seconds"]),
         ),
         dedupe=options["dedupe"],
         overwrite=options["overwrite"],

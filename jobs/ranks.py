@@ -180,8 +180,9 @@ def _kubernetes(env: _Environment) -> Place | None:
             "a Kubernetes Indexed Job (JOB_COMPLETION_INDEX) does not tell its size: set the "
             f"variable {WORLD_SIZE} to the job's .spec.completions, or give --claim"
         )
-    index = env.number("JOB_COMPLETION_INDEX")
-    return Place(index, env.number(WORLD_SIZE, index + 1), "Kubernetes index")
+    if WORLD_SIZE not in env:
+        return Place(source="Kubernetes index")
+    return Place(env.number("JOB_COMPLETION_INDEX"), env.number(WORLD_SIZE), "Kubernetes index")
 
 
 def _aws_array(env: _Environment) -> Place | None:

@@ -30,6 +30,7 @@ class RunResult:
     stopped: str = ""  # why it ended early
     limit: int | None = None  # reached
     has_too_many_errors: bool = False
+    is_claiming: bool = False  # the shards were everybody's
 
     @property
     def num_open(self) -> int:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from jobs.blank import note_blank
-from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig
+from jobs.claiming import Claims
+from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig, WorkerSettings
 from jobs.display import Display, Silent
 from jobs.doubles import Doubles
 from jobs.feed import Feed, Prepared, Preparer, ShardStream, weigh_result, weigh_sample
@@ -19,17 +20,18 @@ from jobs.metering import Meter, Reporter
 from jobs.ranks import Place
 from jobs.result import RunResult, plan_line
 from jobs.sharing import num_cores
-from jobs.stopping import GraceOver, Stop
+from jobs.stopping import GraceOver, Stop, StopClock
 from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
 from pipeline.input.checks import check_tables
-from pipeline.input.dealing import Slice, deal
+from pipeline.input.dealing import Slice, deal, units
 from pipeline.input.reader import ReaderSettings
 from pipeline.input.shards import expand_shards, with_columns
 from pipeline.output.folder import OutFolder
 from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
+from pipeline.output.leases import CLAIMS
 from pipeline.output.resume import FolderState, ShardState, look, shard_state, tidy, version_of
 from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
@@ -40,6 +42,7 @@ from pipeline.throughput import Snapshot, ThroughputLog
 from pipeline.verdict import Tuning
 
 TICK_SECONDS = 0.5
+MAX_LOOKED_AT = 5000  # finished files whose ends every worker reads, where all take from all
 CLOSE_SECONDS = 1.0  # that threads stuck in a read may keep the end waiting
 
 
@@ -63,7 +66,9 @@ class Plan:
         """
         found = expand_shards(config.shards, allow_pipe=config.allow_pipe)
         found = with_columns(found, config.columns)
-        slices = deal(found, config.worker.place.rank, config.worker.place.world_size)
+        place, is_claiming = config.worker.place, config.worker.is_claiming
+        dealt = deal(found, place.rank, place.world_size)
+        slices = [Slice(shard) for shard in found] if is_claiming else dealt
         shards = [one.shard for one in slices]
         out = config.folder()
         check_place(out)
@@ -74,13 +79,20 @@ class Plan:
             before = FolderState(tuple(ShardState(shard) for shard in shards))
         else:
             rule = partial(retry_state, statuses=config.retry)
-            before = look(out, shards, record.fingerprint, rule)
+            is_large = is_claiming and len(shards) > MAX_LOOKED_AT
+            # Then each worker looks at its share, or 1,000 would look at 1,000,000 each.
+            trusted = {one.id for one in shards} - {one.shard.id for one in dealt}
+            before = look(out, shards, record.fingerprint, rule, trusted if is_large else ())
         template = config.template(source)
         check_tables(found, config.columns, template.needs_fields | fields_needed(config.keep))
         return cls(config, out, slices, source, template, record, before)
 
     def state_now(self) -> FolderState:
         """Look again, at the shards that were not done before."""
+        if self.config.worker.is_claiming:
+            ids = {state.shard.id for state in self.before.shards}
+            shards = [state.shard for state in self.before.shards]
+            return look(self.out, shards, self.record.fingerprint, trusted=ids)
         states = list(self.before.shards)
         for place, state in enumerate(states):
             base = state.base
@@ -133,14 +145,17 @@ class Run:
         if self.config.worker.place.source != Place().source:
             self.display.say(str(self.config.worker.place))
         self.display.say(plan_line(plan.before))
-        stream = self._stream(plan)
-        worker = worker_name(self.config.worker.place)
-        store = Store(plan.out, plan.record, self.config.schema, self.config.commit, worker)
+        worker = worker_name(self.config.worker)
+        stream = self._stream(plan, worker)
+        config, claims = self.config, stream.claims
+        store = Store(plan.out, plan.record, config.schema, config.commit, worker, claims)
         snapshot = Snapshot(resumed_rows=plan.before.num_rows)
         captioner = self._load(plan.source) if stream.slices else None
         if captioner is not None:
             self._claim(plan)
-            snapshot = self._caption(captioner, plan, stream, store, worker)
+            with claims.held() if claims else contextlib.nullcontext():
+                snapshot = self._caption(captioner, plan, stream, store, worker)
+            plan.out.prune(CLAIMS)
             self._note_blank(captioner, plan, snapshot)
         return RunResult(
             out=plan.out,
@@ -153,9 +168,10 @@ class Run:
             stopped=self.stop.reason,
             limit=self.config.limits.samples if stream.is_limited else None,
             has_too_many_errors=self.has_too_many_errors,
+            is_claiming=self.config.worker.is_claiming,
         )
 
-    def _stream(self, plan: Plan) -> ShardStream:
+    def _stream(self, plan: Plan, worker: str) -> ShardStream:
         limit = self.config.limits.samples
         # A limit counts the samples of finished shards too.
         is_wanted = [limit is not None or not state.is_done for state in plan.before.shards]
@@ -168,6 +184,24 @@ class Run:
             num_captions=self.config.sampling.num_captions,
             retry=self.config.retry,
             limit=limit,
+            claims=self._claims(plan, worker) if self.config.worker.is_claiming else None,
+        )
+
+    def _claims(self, plan: Plan, worker: str) -> Claims:
+        """Return this worker's claims; all workers cut the same list in the same way."""
+        place = self.config.worker.place
+        found = units([state.shard for state in plan.before.shards], place.world_size)
+        start = place.rank * len(found) // place.world_size
+        if place.world_size == 1:
+            start = secrets.randbelow(len(found))
+        return Claims(
+            plan.out,
+            found,
+            worker,
+            StopClock(self.stop),
+            job=place.job,
+            start=start,
+            settings=self.config.worker.claims,
         )
 
     def _load(self, source: ModelSource) -> Captioner | None:
@@ -261,13 +295,16 @@ class Run:
                 self.stop.request(f"{counters.error_rows} of {counters.rows} rows are errors")
 
 
-def worker_name(place: Place) -> str:
+def worker_name(settings: WorkerSettings) -> str:
     """Return a name that no other process has, such as `00003-of64-Slurm-array-1129T190000-1f2e3d`.
 
     What stands before the first dash says whose successor a process is.
     """
+    place = settings.place
     source = place.source.replace(" ", "-")
     stamp = f"{time.strftime('%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    if settings.is_claiming and place.world_size == 1:  # of unknown many: nobody's successor
+        return f"{secrets.token_hex(3)}-claiming-{stamp}"
     return f"{place.rank:05d}-of{place.world_size}-{source}-{stamp}"
 
 

@@ -190,6 +190,18 @@ SPEED_OPTIONS = _options(
         "--rank", type=int, help="Which worker this is, from 0.  [default: as the engine tells]"
     ),
     click.option("--world-size", type=int, help="How many workers share the shards."),
+    click.option(
+        "--claim",
+        is_flag=True,
+        help="Take shards one by one, by lease, so that a dead worker's are picked up.",
+    ),
+    click.option(
+        "--lease-seconds",
+        type=float,
+        default=60.0,
+        show_default=True,
+        help="With --claim: a worker that is silent for so long has died.",
+    ),
 )
 END_OPTIONS = _options(
     click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from pipeline.errors import JobError
 from pipeline.input.shards import expand_shards
 from pipeline.output.failures import read_notes
 from pipeline.output.folder import OutFolder, Where, open_folder
+from pipeline.output.leases import CLAIMS, ClaimNames, Lease, holder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,15 @@ class FailedShard:
 
     shard: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A lease: who works on what, and how many held it before and fell silent."""
+
+    unit: str  # a shard's id, or that of a slice
+    worker: str
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class Status:
     statuses: Counter[str]
     errors: Counter[str]  # code -> rows
     workers: tuple[Worker, ...]
+    claims: tuple[Claim, ...] = ()
     alarms: tuple[Alarm, ...] = ()
 
     @property
@@ -110,6 +122,10 @@ class Status:
                 "images_per_second": round(self.rate_now, 3),
                 "seconds_left": self.seconds_left,
                 "workers": [_worker_json(worker) for worker in self.workers],
+                "claims": [
+                    {"unit": one.unit, "worker": one.worker, "generation": one.generation}
+                    for one in self.claims
+                ],
                 "alarms": [
                     {"code": one.code, "count": one.count, "message": one.message}
                     for one in self.alarms
@@ -172,6 +188,7 @@ class StatusReader:
             statuses=statuses,
             errors=errors,
             workers=read_workers(self.folder, time.time()),
+            claims=read_claims(self.folder),
             alarms=self._alarms(output, alarms),
         )
 
@@ -204,6 +221,16 @@ class StatusReader:
                     continue  # as above
                 self._heard.add(shard.id)
         return bell.alarms()
+
+
+def read_claims(folder: OutFolder) -> tuple[Claim, ...]:
+    """Return the leases that count; whether their holders live is told by time alone."""
+    found = []
+    for unit, generation in sorted(ClaimNames.of(folder.names(CLAIMS)).held.items()):
+        with contextlib.suppress(OSError):  # given back this moment
+            holder = holder_of(folder.read(Lease(unit, generation).name))
+            found.append(Claim(unit, holder, generation))
+    return tuple(found)
 
 
 def read_failed(folder: OutFolder) -> tuple[FailedShard, ...]:

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from jobs.alarms import Alarm
-from jobs.status import Status, StatusReader
+from jobs.status import Claim, Status, StatusReader
 from jobs.terminal import plural, printable, time_text
 from jobs.workers import Worker
 from pipeline.output.folder import Where
 
 MAX_FAILED_SHOWN = 10
+MAX_CLAIMS_SHOWN = 5
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
@@ -26,6 +27,7 @@ def status_lines(status: Status) -> list[str]:
     if status.rate_now or status.running:
         lines.append(_speed(status))
     lines += _workers(status.workers)
+    lines += _claims(status.claims)
     lines += _failed(status)
     lines += [f"not counted: {fault.name}: {fault.reason}" for fault in status.output.faults]
     lines += alarm_lines(status.alarms)
@@ -128,6 +130,15 @@ def _workers(workers: Sequence[Worker]) -> list[str]:
     lines = ["", *("  ".join(_cells(row, widths)).rstrip() for row in rows)]
     replaced = len(workers) - len(shown)
     return [*lines, f"and {plural(replaced, 'earlier run')} of these"] if replaced else lines
+
+
+def _claims(claims: Sequence[Claim]) -> list[str]:
+    """Return who holds what, the first few of them."""
+    if not claims:
+        return []
+    shown = [f"{one.unit} by {one.worker}" for one in claims[:MAX_CLAIMS_SHOWN]]
+    more = [f"and {len(claims) - MAX_CLAIMS_SHOWN:,} more"] * (len(claims) > MAX_CLAIMS_SHOWN)
+    return [f"claims   {len(claims):,} held: {', '.join([*shown, *more])}"]
 
 
 def _cells(row: Sequence[str], widths: Sequence[int]) -> list[str]:

@@ -14,11 +14,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 COMMIT_SECONDS = 5.0  # kept of the grace, for the last commit
+SLEEP_SECONDS = 0.1  # after which a sleeper looks whether it should end
 COMMIT_SHARE = 0.4  # of a grace so short that this is less
 
 
@@ -41,6 +43,25 @@ def nothing_done_yet(end: Callable[[int], int] = int) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class StopClock:
+    """A clock whose sleep ends when the run is asked to."""
+
+    def __init__(self, stop: Stop) -> None:
+        """Sleep until `stop` is requested at the most."""
+        self._stop = stop
+
+    def now(self) -> float:
+        """Return seconds that only grow."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait; False, at once, if the run is to end."""
+        end = time.monotonic() + seconds
+        while not self._stop.is_requested and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, SLEEP_SECONDS))
+        return not self._stop.is_requested
 
 
 class GraceOver(BaseException):

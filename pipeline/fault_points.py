@@ -13,6 +13,7 @@ import signal
 VARIABLE = "CAPTIONJOB_KILL_AT"
 POINTS = (
     "job-written",  # _job.json lies under its temporary name
+    "lease-written",  # of a worker that claims
     "piece-half-written",  # rows are in the file, the footer is not
     "piece-written",  # complete, under its temporary name
     "piece-committed",  # under its own name

@@ -1,8 +1,8 @@
 """Kill the real command again and again, and compare what it leaves with an untroubled run.
 
 Each job over a handful of shards (broken pictures and a cut shard among them) is killed at
-random moments and at fault points, alone, as two workers, as more workers than shards, or as
-twins on the same shards; it is
+random moments and at fault points, alone, as two workers, as more workers than shards, as
+workers that take them by lease, or as twins on the same shards; it is
 started again with other settings of speed until it ends by itself. Then its files must be equal,
 byte by byte, to those of a run that nobody touched. After each kill, all that lies under a final
 name must be complete.
@@ -86,14 +86,16 @@ class Torture:
 
     def _attempt(self, out: str, *, may_kill: bool) -> None:
         """Run one set of processes, and kill some of them."""
-        kind = self._random.choice(["alone", "workers", "slices", "twins"])
+        kind = self._random.choice(["alone", "workers", "slices", "twins", "claims", "claims"])
         ranks = {
             "alone": [(0, 1)],
             "workers": [(0, 2), (1, 2)],
             "slices": [(rank, 7) for rank in range(7)],  # more than shards: each is cut
             "twins": [(0, 1)] * 2,
+            "claims": [(rank, 3) for rank in range(3)],
         }[kind]
-        processes = [self._start(out, rank, size, may_kill) for rank, size in ranks]
+        claim = ["--claim", "--lease-seconds=1"] if kind == "claims" else []
+        processes = [self._start(out, rank, size, may_kill, claim) for rank, size in ranks]
         for process in processes:
             if may_kill and self._random.random() < 0.8:
                 self._kill_later(process)
@@ -106,8 +108,11 @@ class Torture:
             self.tally.ended[str(process.returncode)] += 1
         self._check_complete(self.folder / out)
 
-    def _start(self, out: str, rank: int, world_size: int, may_kill: bool) -> subprocess.Popen[str]:
+    def _start(
+        self, out: str, rank: int, world_size: int, may_kill: bool, claim: list[str]
+    ) -> subprocess.Popen[str]:
         speed = [
+            *claim,
             f"--slots={self._random.choice([4, 8, 64])}",
             f"--prefill-batch={self._random.choice([1, 3, 16])}",
             f"--loader-workers={self._random.randint(1, 4)}",

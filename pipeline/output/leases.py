@@ -106,7 +106,7 @@ class ClaimNames:
 
 def take(folder: LeaseFolder, lease: Lease, worker: str) -> bool:
     """Try to get a lease; True for one of all who try."""
-    return folder.create_if_absent(lease.name, _text(worker, 0))
+    return folder.create_if_absent(lease.name, _text(worker, 0), "lease-written")
 
 
 def renew(folder: LeaseFolder, lease: Lease, worker: str, beat: int) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -108,8 +108,12 @@ def look(
     shards: Sequence[Shard],
     fingerprint: str,
     state_of: Callable[[OutFolder, Shard, str], ShardState] | None = None,
+    trusted: Container[str] = (),
 ) -> FolderState:
-    """Find out how far each shard is, by `shard_state` or another rule; nothing is written."""
+    """Find out how far each shard is, by `shard_state` or another rule; nothing is written.
+
+    Of shards whose id is in `trusted`, a file of the right name is believed without a look.
+    """
     rule = state_of or shard_state
     finals = set(out.names())
     started = set(out.names(PROGRESS))
@@ -117,6 +121,8 @@ def look(
     def one(shard: Shard) -> ShardState:
         if final_name(shard.id) not in finals and shard.id not in started:
             return ShardState(shard)
+        if shard.id in trusted and final_name(shard.id) in finals:
+            return ShardState(shard, is_done=True)
         return rule(out, shard, fingerprint)
 
     with ThreadPoolExecutor(_THREADS) as pool:

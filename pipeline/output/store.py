@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipeline.errors import JobError, RequestError, ShardError
 from pipeline.input.dealing import Slice
@@ -55,6 +56,18 @@ class StoreCounters:
     writing_seconds: float = 0.0
 
 
+class Claimed(Protocol):
+    """Who is told what becomes of the slices that a worker took."""
+
+    def finish(self, unit: Slice) -> None:
+        """All rows of it are committed."""
+        ...
+
+    def fail(self, unit: Slice) -> None:
+        """It cannot be read."""
+        ...
+
+
 class Store:
     """One worker's door to the output folder; safe on any thread."""
 
@@ -65,8 +78,9 @@ class Store:
         schema: RowSchema,
         settings: CommitSettings,
         worker: str,
+        claims: Claimed | None = None,
     ) -> None:
-        """Write for `worker`, a name that no other process has."""
+        """Write for `worker`, a name that no other process has; `claims` are told of ends."""
         self.counters = StoreCounters()
         self.failed: dict[str, str] = {}  # shard id -> why
         self._out = out
@@ -74,6 +88,7 @@ class Store:
         self._schema = schema
         self._settings = settings
         self._worker = worker
+        self._claims = claims
         self._open: dict[str, list[OpenShard]] = {}  # by shard id; several slices of one shard
         self._lost: set[str] = set()  # slices of shards that a twin finished under our hands
         self._num_pending = 0
@@ -138,11 +153,13 @@ class Store:
                     return
             assert slice_id in self._lost, f"{slice_id} was never begun"
 
-    def fail(self, shard: Shard, error: ShardError) -> None:
+    def fail(self, shard: Shard, error: ShardError, mine: Slice | None = None) -> None:
         """Note that a shard cannot be read to its end; what comes of it stays as pieces."""
         with self._lock, self._writing():
             self.failed[shard.id] = error.detail
             note_failure(self._out, shard, error)
+        if self._claims is not None:
+            self._claims.fail(mine or Slice(shard))
 
     def commit_if_due(self) -> None:
         """Commit if rows have waited for the set time."""
@@ -205,7 +222,7 @@ class Store:
                 is_first = opened.write_final()
                 opened.remove_pieces()
         except ShardError as error:
-            self.fail(opened.shard, error)
+            self.fail(opened.shard, error, opened.mine)
             return
         self.counters.shards += is_first
         self._close(opened)
@@ -216,6 +233,8 @@ class Store:
         slices.remove(opened)
         if not slices:
             del self._open[opened.shard.id]
+        if self._claims is not None:
+            self._claims.finish(opened.mine)
 
     def _writing(self) -> _Writing:
         return _Writing(self.counters, self._out)
