@@ -75,12 +75,19 @@ def run(**options: Any) -> None:
     """
     end = partial(requeued, max_requeues=options.pop("max_requeues"), environment=os.environ)
     with nothing_done_yet(end):
-        from jobs.commands import dry_run, run_job
+        from jobs.commands import dry_run, run_job, run_workers
+        from jobs.local_workers import num_workers
         from jobs.options import run_config
 
-        is_dry = options.pop("dry_run")
+        is_dry, workers = options.pop("dry_run"), options.pop("workers")
+        number = num_workers(workers, os.environ)
         config = run_config(options)
-        sys.exit(dry_run(config) if is_dry else end(run_job(config)))
+        if is_dry:
+            sys.exit(dry_run(config))
+        if number > 1:
+            words = sys.argv[sys.argv.index("run") + 1 :]
+            sys.exit(end(run_workers(config, number, words)))
+        sys.exit(end(run_job(config)))
 
 
 @cli.command()

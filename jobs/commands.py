@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 
 from jobs.alarms import alarms_of
 from jobs.config import RunConfig
 from jobs.display import display_on
+from jobs.local_workers import LocalWorkers, own_words
 from jobs.plan_text import plan_text
 from jobs.result import RunResult, summary
 from jobs.results import read_output
@@ -14,6 +17,7 @@ from jobs.run import Plan, Run
 from jobs.status_view import alarm_lines
 from jobs.stopping import Stop
 from jobs.terminal import bytes_text, plural, printable
+from jobs.worker_pipe import pipe_of
 from pipeline.checkpoints import FAMILIES
 from pipeline.input.pack import PackSettings, pack_folder
 
@@ -22,14 +26,33 @@ def run_job(config: RunConfig) -> int:
     """Run the job with a display on stderr, print the summary, return the exit code."""
     stop = Stop(config.limits.grace_seconds)
     limit = config.limits.seconds
-    display = display_on(sys.stderr)
+    pipe = pipe_of(os.environ, stop)
+    display = pipe or display_on(sys.stderr)
     try:
         with stop.listening(None if limit is None else limit - config.limits.grace_seconds):
             result = Run(config, stop, display).run()
     finally:
         display.close()
-    print("\n".join([*summary(result), *run_alarms(result)]), flush=True)
+    if pipe is not None:
+        pipe.end(result)
+    else:
+        print("\n".join([*summary(result), *run_alarms(result)]), flush=True)
     return result.exit_code
+
+
+def run_workers(config: RunConfig, number: int, words: Sequence[str]) -> int:
+    """Run the job in so many processes on this machine; `words` are those of `captionjob run`."""
+    stop = Stop(config.limits.grace_seconds)
+    display = display_on(sys.stderr)
+    command = [sys.executable, "-m", "jobs", "run", *own_words(words)]
+    try:
+        with stop.listening():
+            workers = LocalWorkers(config, number, command, stop, display, os.environ)
+            result, code = workers.run()
+    finally:
+        display.close()
+    print("\n".join([*summary(result), *run_alarms(result)]), flush=True)
+    return code
 
 
 def run_alarms(result: RunResult) -> list[str]:

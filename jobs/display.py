@@ -22,6 +22,8 @@ class Standing:
     num_images: int
     num_total: int | None  # estimated from the bytes read; None: nothing to go by yet
     snapshot: Snapshot
+    images_seen: int = 0  # that the reader has passed,
+    bytes_seen: float = 0.0  # in so many bytes
 
     @property
     def seconds_left(self) -> float | None:
@@ -43,6 +45,10 @@ class Standing:
 class Display(Protocol):
     """Where progress is shown."""
 
+    def begin(self, worker: str) -> None:
+        """Say under which name this worker runs."""
+        ...
+
     def say(self, text: str) -> None:
         """Show a line that stays."""
         ...
@@ -58,6 +64,9 @@ class Display(Protocol):
 
 class Silent:
     """Shows nothing."""
+
+    def begin(self, worker: str) -> None:
+        """Drop the name."""
 
     def say(self, text: str) -> None:
         """Drop the line."""
@@ -76,6 +85,9 @@ class PlainLines:
         """Write to `stream`."""
         self._stream = stream
         self._next = time.monotonic() + FIRST_LINE_SECONDS
+
+    def begin(self, worker: str) -> None:
+        """Show no name: the throughput file has it."""
 
     def say(self, text: str) -> None:
         """Write a line at once."""
@@ -116,6 +128,9 @@ class Bar:
             bar_format="{percentage:3.0f}%|{bar}| {desc} [{elapsed}]",
         )
         self._bar.set_description_str("starting")
+
+    def begin(self, worker: str) -> None:
+        """Show no name: the throughput file has it."""
 
     def say(self, text: str) -> None:
         """Write a line above the bar."""

@@ -75,6 +75,7 @@ class ShardStream:
     limit: int | None = None  # samples of the job, counted from its first
     events: deque[ShardEvent] = field(default_factory=deque)
     all_stats: list[ShardStats] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # of each of these, this worker's part
     claims: Claims | None = None  # where slices are taken one by one
     is_limited: bool = False  # the limit was reached before the end of a shard
     num_counted: int = 0  # images of shards that turned out to be done already
@@ -89,6 +90,12 @@ class ShardStream:
     def bytes_passed(self) -> int:
         """How far the reader is, what it sought past included."""
         return sum(stats.bytes_passed for stats in self.all_stats)
+
+    @property
+    def bytes_seen(self) -> float:
+        """The same, of a slice its part alone."""
+        pairs = zip(tuple(self.all_stats), self.shares, strict=False)
+        return sum(stats.bytes_passed * share for stats, share in pairs)
 
     @property
     def num_bytes(self) -> int:
@@ -132,6 +139,7 @@ class ShardStream:
                 self.claims.finish(mine)  # another worker was quicker
             return num_images
         stats = ShardStats()
+        self.shares.append(mine.share)
         self.all_stats.append(stats)
         skip = _Skip(self, mine, state.committed)
         try:

@@ -58,7 +58,7 @@ class Meter:
             num_total = max(num_done, round(stream.num_images_seen / share))
         if stream.limit is not None:
             num_total = min(stream.limit, num_total or stream.limit)
-        return Standing(num_done, num_total, snapshot)
+        return Standing(num_done, num_total, snapshot, stream.num_images_seen, stream.bytes_seen)
 
 
 @dataclass(slots=True)

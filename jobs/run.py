@@ -146,6 +146,7 @@ class Run:
             self.display.say(str(self.config.worker.place))
         self.display.say(plan_line(plan.before))
         worker = worker_name(self.config.worker)
+        self.display.begin(worker)
         stream = self._stream(plan, worker)
         config, claims = self.config, stream.claims
         store = Store(plan.out, plan.record, config.schema, config.commit, worker, claims)

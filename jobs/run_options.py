@@ -191,6 +191,13 @@ SPEED_OPTIONS = _options(
     ),
     click.option("--world-size", type=int, help="How many workers share the shards."),
     click.option(
+        "--workers",
+        default="1",
+        show_default=True,
+        metavar="N|auto",
+        help="Processes on this machine: one a GPU, or a share of the cores each.",
+    ),
+    click.option(
         "--claim",
         is_flag=True,
         help="Take shards one by one, by lease, so that a dead worker's are picked up.",

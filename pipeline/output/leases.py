@@ -15,6 +15,7 @@ wins, as ever (`pipeline.output.store`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,10 @@ class LeaseFolder(Protocol):
 
     def stat(self, name: str) -> FileState | None:
         """Look at one file."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return a whole small file."""
         ...
 
     def create_if_absent(self, name: str, data: bytes, point: str = "") -> bool:
@@ -141,6 +146,17 @@ def note_failed(folder: LeaseFolder, unit: str, tag: str) -> None:
 def forget_failed(folder: LeaseFolder, unit: str, tag: str) -> None:
     """Remove that note, for a job that tries again."""
     folder.remove(f"{CLAIMS}/{unit}.{_FAILED}{tag}")
+
+
+def of_worker(folder: LeaseFolder, worker: str) -> list[Lease]:
+    """Return the leases that name a worker, which is known to be dead."""
+    found = []
+    for unit, generation in ClaimNames.of(folder.names(CLAIMS)).held.items():
+        lease = Lease(unit, generation)
+        with contextlib.suppress(FileNotFoundError):  # given back this moment
+            if worker and holder_of(folder.read(lease.name)) == worker:
+                found.append(lease)
+    return found
 
 
 def tag_of(job: str) -> str:

@@ -11,6 +11,7 @@ from scripts.cluster.result import Result
 from scripts.cluster.slurm import PACKAGES as SLURM_PACKAGES
 from scripts.cluster.slurm import PROGRAMS as SLURM_PROGRAMS
 from scripts.cluster.slurm_scenarios import slurm
+from scripts.cluster.torchrun import torchrun
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,19 @@ def _slurm(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
     return slurm(folder, is_quick=is_quick)
 
 
+def _torchrun(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
+    yield torchrun(folder)
+
+
 SCENARIOS = {
     "slurm": Scenario(
         "an array of 8 on three nodes: one killed, preemption, a time limit, scancel",
         lambda tools: need_programs(SLURM_PROGRAMS, SLURM_PACKAGES),
         _slurm,
+    ),
+    "torchrun": Scenario(
+        "two ranks on this machine: one killed; half of them alone",
+        lambda tools: None,  # torch is here
+        _torchrun,
     ),
 }

@@ -150,6 +150,10 @@ class SimulatedFolder:
         version = self.store.claims.get(name)
         return None if version is None else State(str(version))
 
+    def read(self, name: str) -> bytes:
+        """No worker reads what stands in a claim."""
+        raise FileNotFoundError(name)
+
     def create_if_absent(self, name: str, data: bytes, point: str = "") -> bool:
         """Create a claim, or a finished file."""
         self._ask("create", self.store.latencies.put)
