@@ -71,7 +71,7 @@ def check_place(out: OutFolder) -> None:
     if out.stat(JOB_FILE) is not None:
         return
     foreign = [name for name in out.names() if not name.startswith((".", OLD_PREFIX))]
-    if foreign:
+    if foreign and JOB_FILE not in foreign:  # there by now: a twin has claimed it this moment
         raise RequestError(
             f"--out {out.url!r} is not empty and was not made by captionjob "
             f"(it holds {foreign[0]!r} and no {JOB_FILE}); choose another folder"

@@ -20,7 +20,7 @@ from pipeline.fixtures import make_photo_shard
 from pipeline.input.identity import identify
 from pipeline.input.shards import expand_shards
 from pipeline.output import commit, merge, resume
-from pipeline.output.job_record import JobRecord, check_folder, claim_folder
+from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.output.local import LocalFolder
 from pipeline.output.schema import RowSchema
 from pipeline.output.store import CommitSettings, Store
@@ -415,3 +415,17 @@ def test_the_schema_is_fixed() -> None:
         *names[2:],
         "json.title",
     ]
+
+
+def test_a_folder_that_a_twin_claims_this_moment_is_no_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers that start together: one looks for `_job.json` before the other wrote it."""
+    names = LocalFolder.names
+
+    def claimed_meanwhile(folder: LocalFolder, place: str = "") -> list[str]:
+        (tmp_path / "_job.json").write_text("{}")
+        return names(folder, place)
+
+    monkeypatch.setattr(LocalFolder, "names", claimed_meanwhile)
+    check_place(LocalFolder(tmp_path))
