@@ -132,7 +132,7 @@ def inspect(
     Exit code 1 if any shard is damaged.
     """
     from jobs.inspection import inspect_shards
-    from pipeline.input.checks import check_tables
+    from pipeline.input.checks import check_fields
     from pipeline.input.reader import ReaderSettings
     from pipeline.input.shards import expand_shards, with_columns
     from pipeline.records import Columns
@@ -140,7 +140,7 @@ def inspect(
     found = expand_shards(shards, allow_pipe=allow_pipe)
     columns = Columns(image_column, key_column)
     found = with_columns(found, columns)
-    check_tables(found, columns, frozenset())
+    check_fields(found, columns, frozenset())
     settings = ReaderSettings(has_lenient_end=lenient_end)
     sys.exit(inspect_shards(found, settings, as_json=as_json))
 

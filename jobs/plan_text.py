@@ -24,6 +24,7 @@ _REPEATED = re.compile(r"(<[^<>]+>)\1{3,}")  # image places, for the most part
 def plan_text(plan: Plan) -> Iterator[str]:
     """Yield the plan line by line; reads the first samples and loads the weights."""
     yield str(plan.config.worker.place)
+    yield from plan.notes
     yield plan_line(plan.before)
     yield from _shards(plan)
     yield ""

@@ -25,14 +25,23 @@ from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
-from pipeline.input.checks import check_tables
+from pipeline.input.checks import check_fields
 from pipeline.input.dealing import Slice, deal, units
 from pipeline.input.reader import ReaderSettings
-from pipeline.input.shards import expand_shards, with_columns
+from pipeline.input.shards import expand_shards, left_aside, with_columns
 from pipeline.output.folder import OutFolder
 from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.output.leases import CLAIMS
-from pipeline.output.resume import FolderState, ShardState, look, shard_state, tidy, version_of
+from pipeline.output.resume import (
+    FolderState,
+    Leftover,
+    ShardState,
+    divided_anew,
+    look,
+    shard_state,
+    tidy,
+    version_of,
+)
 from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher, PrefetchLimits
@@ -57,6 +66,7 @@ class Plan:
     template: PromptTemplate
     record: JobRecord
     before: FolderState
+    stale: tuple[Leftover, ...] = ()
 
     @classmethod
     def make(cls, config: RunConfig) -> Plan:
@@ -84,8 +94,9 @@ class Plan:
             trusted = {one.id for one in shards} - {one.shard.id for one in dealt}
             before = look(out, shards, record.fingerprint, rule, trusted if is_large else ())
         template = config.template(source)
-        check_tables(found, config.columns, template.needs_fields | fields_needed(config.keep))
-        return cls(config, out, slices, source, template, record, before)
+        check_fields(found, config.columns, template.needs_fields | fields_needed(config.keep))
+        stale = () if config.overwrite else divided_anew(out, found)
+        return cls(config, out, slices, source, template, record, before, stale)
 
     def state_now(self) -> FolderState:
         """Look again, at the shards that were not done before."""
@@ -102,6 +113,11 @@ class Plan:
                 fingerprint = self.record.fingerprint
                 states[place] = shard_state(self.out, state.shard, fingerprint)
         return FolderState(tuple(states))
+
+    @property
+    def notes(self) -> list[str]:
+        """What of the folders in --shards was not taken."""
+        return left_aside(self.config.shards)
 
     @property
     def reader_settings(self) -> ReaderSettings:
@@ -144,7 +160,8 @@ class Run:
         plan = Plan.make(self.config)
         if self.config.worker.place.source != Place().source:
             self.display.say(str(self.config.worker.place))
-        self.display.say(plan_line(plan.before))
+        for line in (*plan.notes, plan_line(plan.before)):
+            self.display.say(line)
         worker = worker_name(self.config.worker)
         self.display.begin(worker)
         stream = self._stream(plan, worker)
@@ -225,6 +242,7 @@ class Run:
         moved = claim_folder(plan.out, plan.record, overwrite=self.config.overwrite)
         if moved:
             self.display.say(f"the older output was moved to {moved}")
+        tidy(plan.out, plan.stale)
         for state in plan.before.shards:
             tidy(plan.out, state.leftovers)
 

@@ -39,8 +39,8 @@ class Columns:
 class Shard:
     """An input file, and the stable `id` that names its output.
 
-    A part of a folder of pictures is one too: `pictures` are its files, each a path below `url`'s
-    folder with those of its fields behind it.
+    A part of a folder of pictures is one too: `pictures` are its files, each a path below
+    `folder` with those of its fields behind it.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Shard:
     size: int | None = None  # bytes, where the file system or the store tells
     command: tuple[str, ...] | None = None  # that writes it, where the user allowed one
     columns: Columns = Columns()
+    folder: str | None = None
     pictures: tuple[tuple[str, ...], ...] | None = None
     address: str | None = field(default=None, repr=False)  # to ask, where `url` hides a secret
     stamp: tuple[int, int] | None = None  # of a remote one, as it was when it was listed

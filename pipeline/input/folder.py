@@ -20,7 +20,8 @@ from pipeline.images.formats import (
     extension_of,
     sniff,
 )
-from pipeline.input.shards import natural_key
+from pipeline.input.kinds import is_tar_name
+from pipeline.input.ordering import natural_key
 
 FIELD_EXTENSIONS = ("json", "txt")
 
@@ -45,8 +46,20 @@ class Picture:
 
 def find_pictures(folder: Path, findings: Findings) -> list[Picture]:
     """Walk the folder, links included, each real folder once; return pictures in order."""
-    found: list[Picture] = []
+    found = [one for pictures in _by_folder(folder, findings) for one in pictures]
+    return sorted(found, key=lambda picture: natural_key(picture.path.as_posix()))
+
+
+def walk_pictures(folder: Path, findings: Findings) -> Iterator[tuple[str, ...]]:
+    """Yield each picture's path and those of its fields, folder by folder: millions fit so."""
+    for pictures in _by_folder(folder, findings):
+        for one in sorted(pictures, key=lambda picture: natural_key(picture.path.name)):
+            yield (one.path.as_posix(), *(path.as_posix() for _, path in one.siblings))
+
+
+def _by_folder(folder: Path, findings: Findings) -> Iterator[list[Picture]]:
     for parent, names in _walk(folder, findings):
+        found: list[Picture] = []
         fields = {
             (name.rpartition(".")[0], extension_of(name)): parent / name
             for name in sorted(names, reverse=True)
@@ -64,8 +77,8 @@ def find_pictures(folder: Path, findings: Findings) -> list[Picture]:
                 path = parent / name
                 found.append(Picture(path, (parent / stem).as_posix(), extension, siblings))
         findings.skipped["no picture"] -= len(used)
+        yield found
     findings.skipped = +findings.skipped
-    return sorted(found, key=lambda picture: natural_key(picture.path.as_posix()))
 
 
 def _walk(folder: Path, findings: Findings) -> Iterator[tuple[Path, list[str]]]:
@@ -81,7 +94,7 @@ def _walk(folder: Path, findings: Findings) -> Iterator[tuple[Path, list[str]]]:
             findings.skipped["folder seen before"] += 1
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        folders[:] = sorted((one for one in folders if not _is_hidden(one)), key=natural_key)
         hidden = [name for name in names if _is_hidden(name)]
         if hidden:
             findings.skipped["dot file"] += len(hidden)
@@ -106,7 +119,7 @@ def _image_extension(path: Path, findings: Findings) -> str:
             return ""
         if kind:
             return extension_for(kind)
-    findings.skipped["no picture"] += 1
+    findings.skipped["tar" if is_tar_name(path.name) else "no picture"] += 1
     return ""
 
 

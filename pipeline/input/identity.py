@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from pipeline.errors import ShardError
+from pipeline.input.pictures import digest_of_pictures, stamp_of_pictures
 from pipeline.input.shards import local_path, open_shard
 from pipeline.records import Shard
 from pipeline.remote.addresses import is_remote
@@ -54,6 +55,8 @@ def stamp_of(shard: Shard) -> tuple[int, int]:
     if is_remote(shard.url):
         patience = Patience.from_environment()
         return version_of(object_at(shard.address or shard.url, patience), patience).stamp
+    if shard.pictures is not None:
+        return stamp_of_pictures(shard)
     try:
         status = os.stat(local_path(shard.url))
     except OSError as error:
@@ -71,6 +74,8 @@ def identify(shard: Shard) -> ShardIdentity:
     if is_remote(shard.url):
         return _identify_remote(shard)
     size, mtime_ns = stamp_of(shard)
+    if shard.pictures is not None:
+        return ShardIdentity(shard.url, size, mtime_ns, digest_of_pictures(shard))
     digest = hashlib.sha256()
     try:
         with open_shard(shard) as file:

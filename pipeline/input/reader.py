@@ -1,6 +1,7 @@
 """One shard to samples, in order, streaming; and whether the shard ended whole.
 
-`read_shard` is the seam: a tar is read here, a Parquet file by `pipeline.input.table`.
+`read_shard` is the seam: a tar is read here, a Parquet file by
+`pipeline.input.table`, a part of a folder of pictures by `pipeline.input.pictures`.
 webdataset's own iteration is not used here: it loses images of keys with dots, of duplicate
 keys and behind links, and takes a cut tar for a short one. `pipeline.input.archive` walks the
 blocks instead. What makes a sample:
@@ -60,6 +61,10 @@ class ShardStats:
         """How far into the file the reader is."""
         return self.bytes_read + self.bytes_skipped
 
+    def note_place(self, place: int) -> None:
+        """Count what was left unread before a place in the file."""
+        self.bytes_skipped = max(self.bytes_skipped, place - self.bytes_read)
+
     def note_jump(self, num_bytes: int) -> None:
         """Count bytes that were sought past."""
         self.bytes_skipped += num_bytes
@@ -80,6 +85,10 @@ def read_shard(
     """
     settings = settings or ReaderSettings()
     stats = stats if stats is not None else ShardStats()
+    if shard.pictures is not None:
+        from pipeline.input.pictures import read_pictures
+
+        return read_pictures(shard, settings, skip, stats)
     if is_table(shard):
         from pipeline.input.table import read_table
 

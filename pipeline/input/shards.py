@@ -21,6 +21,15 @@ from urllib.parse import unquote, urlsplit
 from braceexpand import braceexpand
 
 from pipeline.errors import RequestError, ShardError
+from pipeline.input.kinds import (
+    SHARD_SUFFIXES,
+    TABLE_SUFFIXES,
+    is_shard_name,
+    is_tar_name,
+    no_picture,
+    shards_in,
+)
+from pipeline.input.kinds import left_aside as left_aside_in
 from pipeline.input.ordering import natural_key as natural_key
 from pipeline.input.pipes import is_pipe, open_pipe, words_of
 from pipeline.records import Columns, Shard
@@ -28,11 +37,6 @@ from pipeline.remote.addresses import SCHEMES, WEB_SCHEMES, is_remote, scheme_of
 from pipeline.remote.listing import list_objects
 from pipeline.remote.reader import Note, open_remote
 
-SHARD_SUFFIXES = (
-    *(".tar", ".tgz", ".tbz2", ".txz", ".tzst"),
-    *(".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd"),
-)
-TABLE_SUFFIXES = (".parquet", ".pq", ".parq")
 MAX_SHARDS = 1_000_000  # of one pattern: {0..999999999999} must not eat the memory
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://|(pipe):")
@@ -60,7 +64,7 @@ def expand_shards(patterns: Sequence[str], *, allow_pipe: bool = False) -> list[
             continue
         for path in map(os.path.abspath, _expand(pattern)):
             if path not in found:
-                found[path] = Shard(shard_id(path), path, os.path.getsize(path))
+                found |= {one.url: one for one in _shards_at(path)}
     shards = list(found.values())
     seen: dict[str, Shard] = {}
     for shard in shards:
@@ -78,12 +82,16 @@ def with_columns(shards: Iterable[Shard], columns: Columns) -> list[Shard]:
 
 def is_table(shard: Shard) -> bool:
     """Whether a shard is a Parquet file, by its name."""
-    return shard.command is None and is_table_name(shard.url)
+    is_file = shard.command is None and shard.pictures is None
+    return is_file and shard.url.partition("?")[0].lower().endswith(TABLE_SUFFIXES)
 
 
-def is_table_name(name: str) -> bool:
-    """Whether a path or url names a Parquet file."""
-    return name.partition("?")[0].lower().endswith(TABLE_SUFFIXES)
+def left_aside(patterns: Sequence[str]) -> list[str]:
+    """Say of each local folder what lies there and was not taken, because other shards were."""
+    local = [one for one in patterns if not (is_pipe(one) or is_remote(one))]
+    folders = [(local_path(pattern), pattern) for pattern in local]
+    found = [left_aside_in(path, pattern) for path, pattern in folders if os.path.isdir(path)]
+    return [line for line in found if line]
 
 
 def shard_id(path: str) -> str:
@@ -146,26 +154,26 @@ def local_path(url: str) -> str:
 def _expand(pattern: str) -> Iterator[str]:
     """Yield the files that one pattern stands for."""
     if not pattern.strip():
-        raise RequestError("--shards '' is empty; wanted a tar, a folder of tars or a pattern")
+        raise RequestError("--shards '' is empty; wanted a tar, a folder or a pattern")
     path = local_path(pattern)
     if os.path.isfile(path):  # also names that really hold braces or stars
-        yield path
+        yield no_picture(path, pattern)
         return
     if os.path.isdir(path):
-        yield from _tars_of(path, pattern)
+        yield from shards_in(path, pattern)
         return
     expanded = _braces(path, pattern)
     missing: list[str] = []
     for one in expanded:
         if os.path.isfile(one):
-            yield one
+            yield no_picture(one, pattern)
         elif glob.has_magic(one):
             found = [name for name in glob.iglob(one, recursive=True) if os.path.isfile(name)]
             if not found:
                 missing.append(one)
-            yield from sorted(found, key=natural_key)
+            yield from sorted((no_picture(name, pattern) for name in found), key=natural_key)
         elif os.path.isdir(one):
-            yield from _tars_of(one, pattern)
+            yield from shards_in(one, pattern)
         else:
             missing.append(one)
     if missing:
@@ -174,7 +182,10 @@ def _expand(pattern: str) -> Iterator[str]:
 
 def _remote(pattern: str) -> Iterator[tuple[str, Shard]]:
     """Yield the shards in a store that one pattern stands for, with the name that each goes by."""
-    for one in list_objects(pattern, _braces(pattern, shown(pattern)), _is_shard_name):
+    found = list_objects(pattern, _braces(pattern, shown(pattern)), is_shard_name)
+    if pattern.endswith("/"):  # as with folders here: tars, else Parquet files
+        found = [one for one in found if is_tar_name(one.address.name)] or found
+    for one in found:
         address, version = one.address, one.version
         path = urlsplit(address.shown).path if scheme_of(pattern) in WEB_SCHEMES else address.shown
         yield (
@@ -189,8 +200,13 @@ def _remote(pattern: str) -> Iterator[tuple[str, Shard]]:
         )
 
 
-def _is_shard_name(name: str) -> bool:
-    return name.lower().endswith(SHARD_SUFFIXES) and not name.startswith(".")
+def _shards_at(path: str) -> list[Shard]:
+    """Return the shard of a file, or the parts of a folder of pictures."""
+    if not os.path.isdir(path):
+        return [Shard(shard_id(path), path, os.path.getsize(path))]
+    from pipeline.input.pictures import picture_shards  # which needs what is here
+
+    return picture_shards(path)
 
 
 def _pipes(pattern: str, *, allow_pipe: bool) -> Iterator[Shard]:
@@ -225,21 +241,3 @@ def _braces(path: str, pattern: str) -> list[str]:
     if len(expanded) > MAX_SHARDS:
         raise RequestError(f"--shards {pattern!r} stands for more than {MAX_SHARDS} files")
     return expanded
-
-
-def _tars_of(folder: str, pattern: str) -> list[str]:
-    """Return the tars that lie in a folder itself, not in folders below."""
-    try:
-        names = [
-            entry.path
-            for entry in os.scandir(folder)
-            if _is_shard_name(entry.name) and entry.is_file()
-        ]
-    except OSError as error:
-        raise RequestError(f"--shards {pattern!r}: {error.strerror or error}") from error
-    if not names:
-        raise RequestError(
-            f"--shards {pattern!r} is a folder with no tar in it; "
-            "for tars in folders below give '**/*.tar', for pictures see `captionjob pack`"
-        )
-    return sorted(names, key=natural_key)

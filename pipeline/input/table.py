@@ -117,12 +117,7 @@ class _Reader:
             if wanted:
                 yield from self._group(group, rows, frozenset(wanted), wanted[-1])
             first += num_rows
-            self._note_place(first / max(1, found.num_rows))
-
-    def _note_place(self, share: float) -> None:
-        """Count what was not read of the groups so far, columns that nobody asked for too."""
-        unread = int(share * (self._shard.size or 0)) - self._stats.bytes_passed
-        self._stats.note_jump(max(0, unread))
+            self._stats.note_place((self._shard.size or 0) * first // max(1, found.num_rows))
 
     def _group(
         self, group: int, rows: range, wanted: frozenset[int], last: int

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ShardError
 from pipeline.input.identity import ShardIdentity, identify, stamp_of
+from pipeline.input.pictures import stale_parts
 from pipeline.output.folder import OutFolder
 from pipeline.output.footer import META_JOB as META_JOB  # for those who read an output folder
 from pipeline.output.footer import META_SHARD as META_SHARD
@@ -184,6 +185,19 @@ def tidy(out: OutFolder, leftovers: Sequence[Leftover]) -> None:
         else:
             origin = folder.rpartition("/")[2] or out.title
             out.move(leftover.name, f"{ASIDE}/{origin}-{name}-{os.urandom(4).hex()}")
+
+
+def divided_anew(out: OutFolder, shards: Sequence[Shard]) -> tuple[Leftover, ...]:
+    """Return the files of parts that a folder of pictures is no longer divided into.
+
+    Their pictures are in other parts now: rows of both would be rows twice.
+    """
+    if all(shard.folder is None for shard in shards):
+        return ()
+    names = stale_parts(out.names(), shards)
+    for part in stale_parts(out.names(PROGRESS), shards):
+        names += pieces_in(out, progress_folder(part))
+    return tuple(Leftover(name, "its folder is divided anew") for name in names)
 
 
 def final_name(shard_id: str) -> str:

@@ -71,7 +71,7 @@ def test_zero_padding_is_kept(tmp_path: Path) -> None:
         ("s-{1..99}.tar", r"96 of 99 files are missing: .*\.\.\.$"),
         ("s-{1..99999999999}.tar", "more than 1000000 files"),
         ("s-{1..2.tar", "a brace with no partner"),
-        ("empty", "a folder with no tar in it"),
+        ("empty", "a folder with no tar, Parquet file or picture in it"),
     ],
 )
 def test_what_is_not_there_is_named_in_one_line(tars: Path, pattern: str, message: str) -> None:

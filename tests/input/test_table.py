@@ -19,7 +19,7 @@ from pipeline.errors import RequestError, SampleError, ShardError
 from pipeline.fixtures import make_image_bytes, make_picture
 from pipeline.images.opening import open_sample
 from pipeline.input import table
-from pipeline.input.checks import check_tables
+from pipeline.input.checks import check_fields
 from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
 from pipeline.input.shards import expand_shards, with_columns
 from pipeline.prompts import PromptTemplate, kept_fields
@@ -118,7 +118,7 @@ def test_without_one_clear_column_of_images_the_request_is_wrong(
 ) -> None:
     shards = expand_shards([str(write(tmp_path / "x.parquet", columns))])
     with pytest.raises(RequestError, match=message):
-        check_tables(shards, Columns(), frozenset())
+        check_fields(shards, Columns(), frozenset())
     with pytest.raises(ShardError, match=message):
         list(read_shard(shards[0]))
 
@@ -138,17 +138,17 @@ def test_a_column_that_does_not_fit_is_named(
     path = write(tmp_path / "x.parquet", images(2, n=[1, 2], f=[0.5, 1.5]))
     shards = with_columns(expand_shards([str(path)]), columns)
     with pytest.raises(RequestError, match=message):
-        check_tables(shards, columns, frozenset())
+        check_fields(shards, columns, frozenset())
 
 
 def test_a_field_that_is_no_column_is_told_before_a_row_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", images(2, title=["a", "b"]))
     shards = expand_shards([str(path)])
-    check_tables(shards, Columns(), {"title", "json"})
+    check_fields(shards, Columns(), {"title", "json"})
     with pytest.raises(RequestError, match="no column 'tittle'; it has 'title'"):
-        check_tables(shards, Columns(), {"tittle"})
+        check_fields(shards, Columns(), {"tittle"})
     with pytest.raises(RequestError, match="are for Parquet files"):
-        check_tables([Shard("x", "x.tar")], Columns(key="title"), frozenset())
+        check_fields([Shard("x", "x.tar")], Columns(key="title"), frozenset())
 
 
 def test_a_named_column_wins_over_what_the_schema_tells(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_the_look_before_the_job_reads_the_footer_alone(
 ) -> None:
     path = write(tmp_path / "x.parquet", images())
     monkeypatch.setattr(table.pq.ParquetFile, "iter_batches", None)
-    check_tables(expand_shards([str(path)]), Columns(), frozenset())
+    check_fields(expand_shards([str(path)]), Columns(), frozenset())
 
 
 def test_a_damaged_first_file_is_left_to_its_turn(tmp_path: Path) -> None:
@@ -369,5 +369,5 @@ def test_a_damaged_first_file_is_left_to_its_turn(tmp_path: Path) -> None:
     write(tmp_path / "1.parquet", {"url": pa.array(["x"])})
     shards = expand_shards([str(tmp_path / "*.parquet")])
     with pytest.raises(RequestError, match=r"1\.parquet: no column holds images"):
-        check_tables(shards, Columns(), frozenset())
-    check_tables(shards[:1], Columns(), frozenset())
+        check_fields(shards, Columns(), frozenset())
+    check_fields(shards[:1], Columns(), frozenset())

@@ -125,7 +125,10 @@ BAD_REQUESTS = {
     "missing shard": (["run", "--shards", "no.tar", "--out", "out"], "no.tar"),
     "missing in range": (["run", "--shards", "{a,b}.tar", "--out", "out"], "1 of 2"),
     "no match": (["run", "--shards", "*.nothing", "--out", "out"], "matches no file"),
-    "folder without tars": (["run", "--shards", "empty", "--out", "out"], "no tar in it"),
+    "folder without tars": (
+        ["run", "--shards", "empty", "--out", "out"],
+        "no tar, Parquet file or picture in it",
+    ),
     "remote": (["run", "--shards", "ftp://x/a.tar", "--out", "out"], "ftp"),
     "pipe": (["run", "--shards", "pipe:rm -rf x", "--out", "out"], "pipe:"),
     "out is a file": (["run", "--shards", "a.tar", "--out", "a.tar"], "is a file"),
