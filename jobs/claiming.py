@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobs.ticker import Ticker
-from jobs.unit_map import UnitMap
+from jobs.unit_map import UnitIndex, UnitMap
 from pipeline.errors import CaptionJobError, JobError, RequestError
 from pipeline.input.dealing import Slice
 from pipeline.output import leases
@@ -83,7 +83,7 @@ class Claims:
     def __init__(
         self,
         folder: LeaseFolder,
-        units: Sequence[Slice],
+        units: UnitIndex | Sequence[Slice],
         worker: str,
         clock: Clock,
         *,
@@ -99,7 +99,7 @@ class Claims:
         self.counters = ClaimCounters()
         self.settings = settings or ClaimSettings()
         self._folder = folder
-        self._map = UnitMap(units)
+        self._map = UnitMap(units if isinstance(units, UnitIndex) else UnitIndex(units))
         self._worker = worker
         self._clock = clock
         self._tag = leases.tag_of(job or worker)

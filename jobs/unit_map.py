@@ -10,27 +10,39 @@ from __future__ import annotations
 
 import bisect
 import random
+from array import array
 from collections.abc import Collection, Iterable, Sequence
 
 from pipeline.input.dealing import Slice
 
 
+class UnitIndex:
+    """All units of a job in their order, and where each stands; it never changes."""
+
+    def __init__(self, units: Sequence[Slice]) -> None:
+        """Take the units in the order that all workers have."""
+        self.units = units
+        self.places = {unit.id: place for place, unit in enumerate(units)}
+        self.siblings: dict[str, list[int]] = {}  # of cut shards: id -> places
+        for place, unit in enumerate(units):
+            if not unit.is_whole:
+                self.siblings.setdefault(unit.shard.id, []).append(place)
+
+
 class UnitMap:
     """The units by place; one thread looks and tries, any may note that a unit is over."""
 
-    def __init__(self, units: Sequence[Slice]) -> None:
+    def __init__(self, index: UnitIndex) -> None:
         """Begin with all units free."""
-        self.units = units
+        units = self.units = index.units
         self.held: set[int] = set()
         self.noted: set[int] = set()
         self.mine: set[int] = set()
-        self.left = list(range(len(units)))  # places that were not over when last tidied
+        # Places that were not over when last tidied.
+        self.left: Sequence[int] = range(len(units))
         self._over = bytearray(len(units))
-        self._places = {unit.id: place for place, unit in enumerate(units)}
-        self._siblings: dict[str, list[int]] = {}
-        for place, unit in enumerate(units):
-            if not unit.is_whole:
-                self._siblings.setdefault(unit.shard.id, []).append(place)
+        self._places = index.places
+        self._siblings = index.siblings
 
     def place_of(self, unit: Slice) -> int:
         """Return where a unit stands."""
@@ -65,7 +77,8 @@ class UnitMap:
 
     def tidy(self) -> None:
         """Forget what is over."""
-        self.left = [place for place in self.left if not self._over[place]]
+        if any(self._over):
+            self.left = array("q", (place for place in self.left if not self._over[place]))
 
     def next_free(self, start: int) -> int | None:
         """Return the first free place from `start` on, and around."""

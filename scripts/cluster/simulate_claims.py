@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from jobs.claiming import BEATS, Claims, ClaimSettings
+from jobs.unit_map import UnitIndex
 from pipeline.input.dealing import Slice
 from pipeline.records import Shard
 from scripts.cluster.simulated import (
@@ -101,6 +102,7 @@ class Simulation:
         self.store = SimulatedStore(self.timeline, Latencies())
         chance = random.Random(scene.seed)
         self._units = [Slice(Shard(f"s-{i:07d}", f"/s-{i:07d}.tar")) for i in range(scene.shards)]
+        self._index = UnitIndex(self._units)
         self._seconds = [chance.lognormvariate(-0.125, 0.5) for _ in range(scene.shards)]
         self._committed = [0.0] * scene.shards  # of each shard's work
         self.store.finals.update(f"{unit.id}.parquet" for unit in self._units[:done])
@@ -137,7 +139,7 @@ class Simulation:
         clock = WorkerClock(self.timeline, chance.uniform(-3600, 3600), chance.uniform(0.99, 1.01))
         claims = Claims(
             folder,
-            self._units,
+            self._index,
             f"worker-{number}",
             clock,
             job="simulated",
