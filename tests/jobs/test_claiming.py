@@ -16,7 +16,7 @@ from jobs.claiming import Claims, ClaimSettings
 from jobs.config import RunConfig, WorkerSettings
 from jobs.ranks import Place
 from jobs.result import RunResult
-from jobs.run import Run
+from jobs.run import Plan, Run
 from jobs.stopping import Stop, StopClock
 from pipeline.errors import RequestError
 from pipeline.fixtures import make_photo_shard
@@ -305,3 +305,14 @@ def test_claims_do_not_go_with_what_starts_anew(config: RunConfig) -> None:
         replace(claiming(config), overwrite=True)
     with pytest.raises(RequestError, match="--lease-seconds"):
         ClaimSettings(0.5)
+
+
+def test_of_very_many_shards_each_worker_looks_at_its_share(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Run(config).run().exit_code == 0
+    states = Plan.make(claiming(config, 1, 2)).before.shards
+    assert [(state.is_done, state.num_rows) for state in states] == [(True, 40), (True, 3)]
+    monkeypatch.setattr("jobs.run.MAX_LOOKED_AT", 0)
+    states = Plan.make(claiming(config, 1, 2)).before.shards
+    assert [(state.is_done, state.num_rows) for state in states] == [(True, 40), (True, 0)]
