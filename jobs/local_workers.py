@@ -152,6 +152,8 @@ class LocalWorkers:
 
     def run(self) -> tuple[RunResult, int]:
         """Check the request once, start the workers, and wait for them; RequestError as `Run`."""
+        if self.config.limits.samples is not None:
+            raise RequestError("--limit counts the samples of the whole job; wanted --workers 1")
         plan = Plan.make(self.config)
         self.display.say(f"{self.number} workers on this machine")
         self.display.say(plan_line(plan.before))

@@ -114,6 +114,9 @@ def test_a_wrong_request_is_refused_before_anything_starts(here: Path) -> None:
     done = captionjob(*RUN, "--model", "./nowhere", cwd=here)
     assert done.returncode == 2
     assert done.stderr.count("error:") == 1
+    done = captionjob(*RUN, "--model", "scripted", "--limit", "5", cwd=here)
+    assert done.returncode == 2
+    assert "--limit" in done.stderr
     assert not (here / "out").exists()
 
 
