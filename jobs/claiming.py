@@ -4,10 +4,10 @@ Each worker begins at a place of its own and goes on in the list's order, so tha
 meet. Where it runs into another's it jumps to some place that it does not know to be taken: a
 wrong guess costs one request or two. Only when guesses have cost as much as a listing of the
 folder does it list. So a job of a million shards is listed a few times by each worker, and no
-file is looked at that need not be.
+file is looked at that need not be. Where many fight for the last units they pause, ever longer.
 
 Once all is over or held it watches the leases of the others, and takes what one that has died
-left behind; a look costs one listing of the leases, however many shards there are.
+or was stopped left behind; a look costs one listing of the leases, however many shards there are.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pipeline.output.leases import CLAIMS, ClaimNames, Lease, LeaseFolder
 
 BEATS = 4  # that a lease may live through before it is silent
 FIRST_LOOK_SECONDS = 0.5  # between looks at others' leases; it grows
-MIN_MISSES = 3  # before the folder is listed again,
-NAMES_A_MISS = 3000  # or more: a listing takes a request a thousand names, a miss about three
+MIN_MISSES = 3  # before the leases are listed again,
+NAMES_A_MISS = 1000  # and for each so many units one more before the folder is: as it costs
 MAX_TRIES = 5  # of one unit by one worker, which takes it again where it was left unfinished
 
 
@@ -109,6 +109,7 @@ class Claims:
         self._sights: dict[str, _Sight] = {}
         self._tries: Counter[str] = Counter()
         self._num_beats = 0
+        self._num_misses = 0  # since the folder was listed
         self._random = random.Random(worker)
         self._lock = threading.Lock()
 
@@ -162,60 +163,64 @@ class Claims:
                 self._map.end(siblings)
                 for one in siblings if not unit.is_whole else ():
                     leases.forget_done(self._folder, self._map.units[one].id)
-            self._give_back(unit)
+            self._give_back(unit, is_over=True)
 
     def fail(self, unit: Slice) -> None:
         """Give a unit back that cannot be read, and spare the job's other workers the attempt."""
         with _never_fatal():
             leases.note_failed(self._folder, unit.id, self._tag)
             self._map.end([self._map.place_of(unit)])
-            self._give_back(unit)
+            self._give_back(unit, is_over=True)
 
     def release_all(self) -> None:
         """Give back what is not finished, at the end of a run, so that nobody waits for it."""
         for unit in [self._map.units[place] for place in self._map.mine]:
             with _never_fatal():
-                self._give_back(unit)
+                self._give_back(unit, is_over=False)
 
     def _take(self) -> int | None:
         if self._old_failures is None:
             self._look()
-        misses = 0
-        while (place := self._map.next_free(self._start)) is not None:
+        pause = FIRST_LOOK_SECONDS
+        while True:
+            place = self._find()
+            if place is not None or not self._map.others():
+                return place
+            began = self._clock.now()
+            is_going_on = self._clock.sleep(pause * self._random.uniform(0.7, 1.3))
+            self.counters.idle_seconds += self._clock.now() - began
+            if not is_going_on:
+                return None
+            pause = min(1.5 * pause, self.settings.lease_seconds / BEATS)
+            place = self._watch()
+            if place is not None:
+                return place
+
+    def _find(self) -> int | None:
+        """Take the next free unit; None if there is none, or if others are too quick."""
+        num_fights = 0  # leases that another had
+        while num_fights < MIN_MISSES:
+            place = self._map.next_free(self._start)
+            if place is None:
+                return None
             if self._try(place):
                 self._start = place + 1
                 return place
-            misses += 1
             self.counters.misses += 1
-            if misses % max(MIN_MISSES, len(self._map.units) // NAMES_A_MISS) == 0:
+            self._num_misses += 1
+            num_fights += place in self._map.held
+            if self._num_misses >= max(MIN_MISSES, len(self._map.units) // NAMES_A_MISS):
                 self._look()
             self._start = self._map.anywhere(self._random)
-        return self._wait()
-
-    def _wait(self) -> int | None:
-        """Watch the others until a unit is free, and take it; None when all is over."""
-        pause = FIRST_LOOK_SECONDS
-        began = self._clock.now()
-        try:
-            while self._map.others():
-                if not self._clock.sleep(pause * self._random.uniform(0.7, 1.3)):
-                    return None
-                pause = min(1.5 * pause, self.settings.lease_seconds / BEATS)
-                place = self._watch()
-                if place is not None:
-                    return place
-                free = self._map.next_free(self._map.anywhere(self._random))
-                if free is not None and self._try(free):
-                    return free
-            return None
-        finally:
-            self.counters.idle_seconds += self._clock.now() - began
+        return None
 
     def _try(self, place: int, generation: int = 1) -> bool:
         """Try to get the lease on a unit."""
         unit = self._map.units[place]
         if self._has_file(place) or self._tries[unit.id] >= MAX_TRIES:
             self._map.end([place])
+            if place in self._map.given_back:  # taken, and finished, by one who did not know
+                leases.forget_free(self._folder, unit.id)
             return False
         lease = Lease(unit.id, generation)
         if not leases.take(self._folder, lease, self._worker):
@@ -225,6 +230,8 @@ class Claims:
             self._leases[unit.id] = lease
         self._tries[unit.id] += 1
         self._map.mine.add(place)
+        if place in self._map.given_back:
+            leases.forget_free(self._folder, unit.id)
         if place in self._map.noted:
             self._map.noted.discard(place)
             leases.forget_done(self._folder, unit.id)
@@ -233,12 +240,12 @@ class Claims:
         self.counters.taken += 1
         return True
 
-    def _give_back(self, unit: Slice) -> None:
+    def _give_back(self, unit: Slice, *, is_over: bool) -> None:
         self._map.mine.discard(self._map.place_of(unit))
         with self._lock:
             lease = self._leases.pop(unit.id, None)
         if lease is not None:
-            leases.release(self._folder, lease)
+            leases.release(self._folder, lease, is_over=is_over)
 
     def _has_file(self, place: int) -> bool:
         return self._folder.stat(f"{self._map.units[place].shard.id}.parquet") is not None
@@ -246,6 +253,7 @@ class Claims:
     def _look(self) -> None:
         """List the finished files and the claims."""
         self.counters.listings += 1
+        self._num_misses = 0
         for name in self._folder.names():
             self._map.end(self._map.siblings_of(name.removesuffix(".parquet")))
         self._read(ClaimNames.of(self._folder.names(CLAIMS)))
@@ -262,8 +270,11 @@ class Claims:
             if tags - self._old_failures.get(unit, set())
         )
         self._map.end(self._map.places_of(new))
+        before = (self._map.held | self._map.noted) - self._map.mine
         self._map.held = self._map.places_of(found.held) - self._map.mine
         self._map.noted = self._map.places_of(found.done)
+        self._map.given_back = self._map.places_of(found.free)
+        self._map.end(before - self._map.held - self._map.noted - self._map.given_back)
         self._map.tidy()
 
     def _watch(self) -> int | None:
@@ -279,8 +290,6 @@ class Claims:
             unit = self._map.units[place].id
             generation = found.held.get(unit)
             if generation is None:
-                if self._has_file(place):
-                    self._map.end([place])
                 continue
             version = states[f"{unit}.{generation:04d}"]
             is_silent = self._is_silent(unit, (generation, version), now)

@@ -8,6 +8,7 @@ ShardStream ──► Sample ──► Preparer ──► Request ──► Feed
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -247,6 +248,7 @@ class Feed:
         self._store = store
         self._stop = stop
         self._add_row = add_row
+        self._settling = threading.Lock()
         self._doubles = doubles
         self._starved_since: float | None = None
         self._starved_seconds = 0.0
@@ -302,7 +304,15 @@ class Feed:
         return self._stop.is_requested or self._prefetcher.is_exhausted
 
     def settle_events(self) -> None:
-        """Tell the store which shards began, ended or failed; before any row that comes after."""
+        """Tell the store which shards began, ended or failed; before any row that comes after.
+
+        To be called now and then while `take` waits too: where shards are taken by lease the
+        loader may be waiting for another worker, which waits for the end of one of ours.
+        """
+        with self._settling:
+            self._settle()
+
+    def _settle(self) -> None:
         events = self._stream.events
         while events:
             event = events.popleft()

@@ -219,7 +219,9 @@ class LocalWorkers:
             self.codes[number] = code
             return
         for lease in leases.of_worker(plan.out, child.report.worker):
-            leases.release(plan.out, lease)  # it is dead for sure, so nobody has to wait
+            leases.release(
+                plan.out, lease, is_over=False
+            )  # it is dead for sure, so nobody has to wait
         may_start = child.num_starts <= MAX_RESTARTS and not self.stop.is_requested
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         again = "starting it again" if may_start else "giving it up"

@@ -37,6 +37,7 @@ class UnitMap:
         units = self.units = index.units
         self.held: set[int] = set()
         self.noted: set[int] = set()
+        self.given_back: set[int] = set()  # by a worker that was stopped
         self.mine: set[int] = set()
         # Places that were not over when last tidied.
         self.left: Sequence[int] = range(len(units))

@@ -2,8 +2,12 @@
 
     a-1f.0001            the lease on shard a-1f: its holder rewrites it again and again
     a-1f.0002            the next one, made by who found the first one silent: this one counts
+    a-1f.free            its holder was stopped before the end
     a-1f.failed-9c0d     could not be read to its end, says a worker of the job 9c0d
     b-2e+00000-08000.done    a slice whose rows are committed, of a shard that is not finished
+
+A holder that finishes removes its lease once the shard's file is there, so that a unit that was
+held, and is neither held nor free any more, is finished: nobody has to look for its file.
 
 All that is asked of the folder is that of many who create a name only one succeeds. Clocks
 are never compared: an observer sees whether a lease is rewritten while its own clock runs.
@@ -25,6 +29,7 @@ from typing import Protocol
 CLAIMS = "_claims"
 _FAILED = "failed-"
 _DONE = "done"
+_FREE = "free"
 
 
 class FileState(Protocol):
@@ -93,6 +98,7 @@ class ClaimNames:
     held: dict[str, int] = field(default_factory=dict)  # unit -> the generation that counts
     failed: dict[str, set[str]] = field(default_factory=dict)  # unit -> tags of jobs
     done: set[str] = field(default_factory=set)  # slices
+    free: set[str] = field(default_factory=set)  # given back before their end
 
     @classmethod
     def of(cls, names: Iterable[str]) -> ClaimNames:
@@ -106,6 +112,8 @@ class ClaimNames:
                 found.failed.setdefault(unit, set()).add(kind.removeprefix(_FAILED))
             elif kind == _DONE:
                 found.done.add(unit)
+            elif kind == _FREE:
+                found.free.add(unit)
         return found
 
 
@@ -122,10 +130,17 @@ def renew(folder: LeaseFolder, lease: Lease, worker: str, beat: int) -> bool:
     return True
 
 
-def release(folder: LeaseFolder, lease: Lease) -> None:
+def release(folder: LeaseFolder, lease: Lease, *, is_over: bool) -> None:
     """Give a lease back, and remove the silent ones that it came after."""
+    if not is_over:
+        folder.create_if_absent(f"{CLAIMS}/{lease.unit}.{_FREE}", b"")
     for generation in range(lease.generation, 0, -1):
         folder.remove(Lease(lease.unit, generation).name)
+
+
+def forget_free(folder: LeaseFolder, unit: str) -> None:
+    """Remove the note that a unit was given back."""
+    folder.remove(f"{CLAIMS}/{unit}.{_FREE}")
 
 
 def note_done(folder: LeaseFolder, unit: str) -> None:

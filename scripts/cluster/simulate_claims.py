@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from jobs.claiming import BEATS, Claims, ClaimSettings
 from jobs.unit_map import UnitIndex
 from pipeline.input.dealing import Slice
+from pipeline.output.leases import ClaimNames
 from pipeline.records import Shard
 from scripts.cluster.simulated import (
     Killed,
@@ -68,7 +69,7 @@ class Outcome:
     lost: int = 0
     misses: int = 0
     listings: int = 0
-    claims_left: int = 0
+    claims_left: int = 0  # leases of nobody, at the end
     requests: dict[str, int] = field(default_factory=dict)
     peak: int = 0  # requests in the busiest second
 
@@ -115,7 +116,7 @@ class Simulation:
         self.timeline.run()
         outcome = self.outcome
         outcome.done = len(self.store.finals)
-        outcome.claims_left = len(self.store.claims)
+        outcome.claims_left = len(ClaimNames.of(self.store.claims).held)
         outcome.requests = dict(self.store.requests.most_common())
         outcome.peak = max(self.store.each_second.values(), default=0)
         return outcome

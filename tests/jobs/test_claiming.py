@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobs import feed
 from jobs.claiming import Claims, ClaimSettings
 from jobs.config import RunConfig, WorkerSettings
 from jobs.ranks import Place
@@ -21,12 +23,13 @@ from jobs.stopping import Stop, StopClock
 from pipeline.errors import RequestError
 from pipeline.fixtures import make_photo_shard
 from pipeline.input.dealing import Slice, units
+from pipeline.input.shards import expand_shards
 from pipeline.output import leases
 from pipeline.output.leases import CLAIMS, ClaimNames, Lease
 from pipeline.output.local import LocalFolder
-from pipeline.records import Shard
+from pipeline.records import Sample, Shard
 from scripts.cluster.simulate_claims import Outcome, Scene, Simulation
-from scripts.cluster.simulated import SimulatedFolder
+from scripts.cluster.simulated import Latencies, SimulatedFolder
 from tests.commands import captionjob, start
 from tests.jobs.test_sharing import COUNTS, config, files_of, wanted_of
 
@@ -130,6 +133,15 @@ def test_a_stop_gives_leases_back_at_once(folder: LocalFolder) -> None:
         assert one.take() is not None
         assert one.take() is not None
         assert len(folder.names(CLAIMS)) == 2
+        for unit in UNITS[2:]:
+            folder.create_if_absent(f"{unit.shard.id}.parquet", b"")
+    assert all(name.endswith(".free") for name in folder.names(CLAIMS))
+    two = claims_of(folder, "two")
+    for unit in UNITS[:2]:
+        assert two.take() == unit
+        finish(folder, two, unit)
+    assert two.take() is None
+    assert two.counters.idle_seconds == 0
     assert folder.names(CLAIMS) == []
 
 
@@ -234,10 +246,15 @@ def test_the_simulation_catches_a_lease_that_two_can_have(
         return True
 
     create = SimulatedFolder.create_if_absent
-    scene = Scene(workers=100, shards=300, die=0, preempt=0, sleep=0)
-    assert Simulation(scene).run().made_twice == 0
+
+    def made_twice() -> int:
+        simulation = Simulation(Scene(workers=60, shards=20, die=0, preempt=0, sleep=0))
+        simulation.store.latencies = Latencies(get=5.0, put=5.0)
+        return simulation.run().made_twice
+
+    assert made_twice() == 0
     monkeypatch.setattr(SimulatedFolder, "create_if_absent", look_then_put)
-    assert Simulation(scene).run().made_twice > 0
+    assert made_twice() > 0
 
 
 def claiming(config: RunConfig, rank: int = 0, world_size: int = 1) -> RunConfig:
@@ -297,7 +314,40 @@ def test_a_stopped_worker_leaves_no_lease(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 75
-    assert not list(tmp_path.glob("out/_claims/*"))
+    assert [path.suffix for path in tmp_path.glob("out/_claims/*")] == [".free"]
+    assert captionjob(*run, "--model", "scripted", cwd=tmp_path).returncode == 0
+    assert not list(tmp_path.glob("out/_claims"))
+
+
+def test_two_workers_do_not_wait_for_each_other(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard's end is told while the loader waits: else its holder and another wait for ever."""
+    real = feed.read_shard
+
+    def slow_to_end(*args: object, **options: object) -> Iterator[Sample]:
+        yield from real(*args, **options)  # type: ignore[arg-type]
+        time.sleep(0.3)  # all captions are there before the end of the shard is known
+
+    monkeypatch.setattr(feed, "read_shard", slow_to_end)
+    folder = LocalFolder(Path(config.out))
+    shards = expand_shards(config.shards)
+    lease = Lease(shards[1].id, 1)
+    results: list[RunResult] = []
+    worker = replace(config, worker=WorkerSettings(Place(), 1, True))
+    thread = threading.Thread(target=lambda: results.append(Run(worker).run()))
+    folder.prepare()
+    leases.take(folder, lease, "somebody who lives")
+    (folder.path / "_job.json").write_text(worker.record(worker.source()).to_json())
+    thread.start()
+    end = time.monotonic() + 20
+    while not (folder.path / f"{shards[0].id}.parquet").exists():
+        assert time.monotonic() < end, "it waits for another without telling its own end"
+        time.sleep(0.05)
+    leases.release(folder, lease, is_over=False)
+    thread.join(timeout=30)
+    assert results[0].exit_code == 0
+    assert results[0].after.num_done == 2
 
 
 def test_claims_do_not_go_with_what_starts_anew(config: RunConfig) -> None:
