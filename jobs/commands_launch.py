@@ -6,10 +6,13 @@ checked before anything is printed or submitted.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from jobs.stopping import nothing_done_yet
 
 if TYPE_CHECKING:
     from jobs.launch.run_words import RunWords
@@ -19,7 +22,7 @@ RUN_WORDS = click.argument("run_options", nargs=-1, type=click.UNPROCESSED)
 
 @click.group()
 def launch() -> None:
-    """Start a job as many workers: a Slurm array, or a Kubernetes Indexed Job.
+    """Start a job as many workers: a Slurm array, Ray actors, a Kubernetes Indexed Job.
 
     \b
     Example:
@@ -183,3 +186,48 @@ def kubernetes(
     volumes = tuple(Volume.parse(text) for text in pvc)
     settings = KubernetesSettings(volumes=volumes, secrets=secret, **options)
     click.echo(kubernetes_manifest(settings, _run_words(run_options)), nl=False)
+
+
+@launch.command("ray")
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="Of the cluster.  [default: RAY_ADDRESS, or the one on this machine]",
+)
+@click.option(
+    "--actors",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="How many hold the network.  [default: as the cluster has room]",
+)
+@click.option(
+    "--cpus", type=click.FloatRange(min=0), default=4.0, show_default=True, help="Of each actor."
+)
+@click.option(
+    "--gpus", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Of each actor."
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many actors a share may lose before the job ends.",
+)
+@RUN_WORDS
+def ray_(run_options: tuple[str, ...], **options: Any) -> None:
+    """Run a job on a Ray cluster: actors that hold the network take shares of the shards.
+
+    The share of an actor that dies goes to another one. One bar, or one line, shows them all.
+    Needs: pip install 'captionjob[ray]', on all nodes.
+
+    \b
+    Examples:
+      captionjob launch ray --address auto --gpus 1 -- --shards '/data/*.tar' --out /data/captions
+      captionjob launch ray --actors 8 --cpus 2 -- --shards '/data/*.tar' --out /data/captions
+    """
+    with nothing_done_yet():
+        from jobs.launch.ray_driver import RaySettings, run_on_ray
+
+        run = _run_words(run_options)
+        run.need_absolute("Ray's nodes")
+        sys.exit(run_on_ray(run.config, RaySettings(**options)))

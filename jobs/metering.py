@@ -25,15 +25,24 @@ class Meter:
     store: Store
     before: FolderState
     feed: Feed
+    earlier: Snapshot = field(default_factory=Snapshot)  # runs of this process before this one
     began: float = field(default_factory=time.perf_counter)
     cpu_began: float = field(default_factory=time.process_time)
+    engine_began: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "engine_began", asdict(self.engine))
 
     def snapshot(self) -> Snapshot:
-        """Return what was done since captioning began."""
+        """Return what this process has done since it began to caption."""
         names = {one.name for one in fields(Snapshot)}
-        engine = {name: value for name, value in asdict(self.engine).items() if name in names}
+        engine = {
+            name: value - self.engine_began[name]
+            for name, value in asdict(self.engine).items()
+            if name in names
+        }
         counters = self.store.counters
-        return Snapshot(
+        return self.earlier + Snapshot(
             seconds=time.perf_counter() - self.began,
             images=counters.images,
             copied_images=counters.copied_images,
@@ -51,7 +60,7 @@ class Meter:
         """Return how far the run is; the total is what the bytes read so far let expect."""
         snapshot = self.snapshot()
         stream = self.stream
-        num_done = stream.num_skipped + snapshot.images
+        num_done = stream.num_skipped + self.store.counters.images
         num_total = None
         if stream.bytes_passed and stream.num_bytes:
             share = min(1.0, stream.bytes_passed / stream.num_bytes)

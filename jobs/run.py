@@ -46,13 +46,25 @@ from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
-from pipeline.records import Row, Sample
+from pipeline.records import Row, Sample, Shard
 from pipeline.throughput import Snapshot, ThroughputLog
 from pipeline.verdict import Tuning
 
 TICK_SECONDS = 0.5
 MAX_LOOKED_AT = 5000  # finished files whose ends every worker reads, where all take from all
 CLOSE_SECONDS = 1.0  # that threads stuck in a read may keep the end waiting
+
+
+@dataclass(slots=True)
+class Standby:
+    """What a process keeps that does one run after another: a Ray actor."""
+
+    shards: list[Shard] = field(default_factory=list)  # empty: the run's own words are expanded
+    worker: str = ""  # whose throughput file goes on; empty: a new one
+    source: ModelSource | None = None
+    captioner: Captioner | None = None
+    earlier: Snapshot = field(default_factory=Snapshot)  # of the runs before, all together
+    meter: Meter | None = None  # of the run of now
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +81,13 @@ class Plan:
     stale: tuple[Leftover, ...] = ()
 
     @classmethod
-    def make(cls, config: RunConfig) -> Plan:
+    def make(cls, config: RunConfig, standby: Standby | None = None) -> Plan:
         """Check shards, model, prompt and output folder; nothing is written.
 
         Raises RequestError where the request is wrong.
         """
-        found = expand_shards(config.shards, allow_pipe=config.allow_pipe)
+        kept = standby or Standby()
+        found = kept.shards or expand_shards(config.shards, allow_pipe=config.allow_pipe)
         found = with_columns(found, config.columns)
         place, is_claiming = config.worker.place, config.worker.is_claiming
         dealt = deal(found, place.rank, place.world_size)
@@ -82,7 +95,7 @@ class Plan:
         shards = [one.shard for one in slices]
         out = config.folder()
         check_place(out)
-        source = config.source()
+        source = kept.source = kept.source or config.source()
         record = config.record(source)
         check_folder(out, record, overwrite=config.overwrite)
         if config.overwrite:
@@ -151,13 +164,14 @@ class Run:
     display: Display = field(default_factory=Silent)
     errors: Counter[str] = field(default_factory=Counter)
     has_too_many_errors: bool = False
+    standby: Standby = field(default_factory=Standby)
 
     def run(self) -> RunResult:
         """Caption all that is not captioned yet.
 
         Raises RequestError where the request is wrong, and JobError where the job cannot go on.
         """
-        plan = Plan.make(self.config)
+        plan = Plan.make(self.config, self.standby)
         if self.config.worker.place.source != Place().source:
             self.display.say(str(self.config.worker.place))
         for line in (*plan.notes, plan_line(plan.before)):
@@ -223,7 +237,9 @@ class Run:
         )
 
     def _load(self, source: ModelSource) -> Captioner | None:
-        """Load the weights; None if the run was stopped meanwhile."""
+        """Load the weights, or take those at hand; None if the run was stopped meanwhile."""
+        if self.standby.captioner is not None:
+            return self.standby.captioner
         self.display.say(f"loading {source.family} ({source.backend})")
         began = time.perf_counter()
         try:
@@ -235,6 +251,7 @@ class Run:
         notices = "".join(f", {notice}" for notice in captioner.notices)
         captioner.notices.clear()
         self.display.say(f"loaded in {time.perf_counter() - began:.1f} s{memory}{notices}")
+        self.standby.captioner = captioner
         return None if self.stop.is_requested else captioner
 
     def _claim(self, plan: Plan) -> None:
@@ -264,10 +281,11 @@ class Run:
         prefetcher: Prefetcher[Sample, Prepared] = Prefetcher(
             stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
         )
-        log = ThroughputLog(plan.out, worker)
+        log = ThroughputLog(plan.out, self.standby.worker or worker)
         add_row = partial(self._add, store)
         feed = Feed(prefetcher, stream, store, self.stop, add_row, doubles)
-        meter = Meter(captioner.counters, stream, store, plan.before, feed)
+        meter = Meter(captioner.counters, stream, store, plan.before, feed, self.standby.earlier)
+        self.standby.meter = meter
         reporter = Reporter(meter, log, self.display, self.stop)
         try:
             with Ticker(reporter.tick, TICK_SECONDS) as ticker:
@@ -275,7 +293,8 @@ class Run:
                 feed.settle_events()
                 store.close()
                 ticker.check()
-            return reporter.end()
+            self.standby.earlier = reporter.end()
+            return self.standby.earlier
         finally:
             log.close()
             _close(prefetcher)

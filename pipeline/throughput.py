@@ -47,6 +47,11 @@ class Snapshot:
         names = [one.name for one in fields(self)]
         return Snapshot(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
 
+    def __add__(self, other: Snapshot) -> Snapshot:
+        """Return what was done in both."""
+        names = [one.name for one in fields(self)]
+        return Snapshot(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
     @property
     def images_per_second(self) -> float:
         """Images that the network captioned in this run, copies left out, over its wall time."""

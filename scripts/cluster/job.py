@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -71,10 +72,21 @@ class Job:
                 continue  # finished, and its pieces removed, this moment
         return count
 
-    def wait_for_rows(self, out: str, share: float, seconds: float = 120.0) -> None:
-        """Wait until this share of the rows is committed; TimeoutError if it never is."""
+    def wait_for_rows(
+        self,
+        out: str,
+        share: float,
+        process: subprocess.Popen[str] | None = None,
+        seconds: float = 120.0,
+    ) -> None:
+        """Wait until this share of the rows is committed; TimeoutError if it never is.
+
+        RuntimeError, with its words, if the process that makes them ends before.
+        """
         end = time.monotonic() + seconds
         while self.num_committed(out) < share * self.num_rows:
+            if process is not None and process.poll() is not None:
+                raise RuntimeError(f"exit {process.returncode}: {process.communicate()[1][-1500:]}")
             if time.monotonic() > end:
                 raise TimeoutError(f"{self.num_committed(out)} rows after {seconds:.0f} s")
             time.sleep(0.1)

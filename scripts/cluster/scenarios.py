@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.cluster.install import need_programs
+from scripts.cluster.ray_scenarios import ray, ray_python
 from scripts.cluster.result import Result
 from scripts.cluster.slurm import PACKAGES as SLURM_PACKAGES
 from scripts.cluster.slurm import PROGRAMS as SLURM_PROGRAMS
@@ -31,6 +32,10 @@ def _torchrun(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
     yield torchrun(folder)
 
 
+def _ray(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
+    return ray(folder, ray_python(tools), is_quick=is_quick)
+
+
 SCENARIOS = {
     "slurm": Scenario(
         "an array of 8 on three nodes: one killed, preemption, a time limit, scancel",
@@ -42,4 +47,5 @@ SCENARIOS = {
         lambda tools: None,  # torch is here
         _torchrun,
     ),
+    "ray": Scenario("four actors on three nodes: one killed, the driver stopped", ray_python, _ray),
 }
