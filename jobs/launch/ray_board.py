@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from jobs.display import Standing
 from jobs.launch.ray_actor import ShareDone
 from jobs.result import RunResult
 from pipeline.errors import JobError
+from pipeline.output.folder import OutFolder
 from pipeline.output.resume import FolderState, ShardState
 from pipeline.records import Shard
 from pipeline.throughput import Snapshot
@@ -107,7 +107,7 @@ class Board:
         )
 
     def result(
-        self, out: Path, shards: Sequence[Shard], stopped: str, snapshot: Snapshot
+        self, out: OutFolder, shards: Sequence[Shard], stopped: str, snapshot: Snapshot
     ) -> RunResult | None:
         """Return how the whole job ended; None if no share was made."""
         if not self.done:

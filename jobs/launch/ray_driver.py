@@ -55,7 +55,7 @@ def run_on_ray(config: RunConfig, settings: RaySettings) -> int:
             "launch ray needs the ray package: pip install 'captionjob[ray]'"
         ) from None
     shards = expand_shards(config.shards, allow_pipe=config.allow_pipe)
-    check_place(config.out)
+    check_place(config.folder())
     _connect(ray, settings.address)
     display = display_on(sys.stderr)
     stop = Stop(config.limits.grace_seconds)
@@ -119,7 +119,7 @@ class Driver:
             for actor in self._actors:
                 self.ray.kill(actor)
         snapshot = self._board.snapshot(time.perf_counter() - began, count)
-        return self._board.result(self.config.out, self.shards, self.stop.reason, snapshot)
+        return self._board.result(self.config.folder(), self.shards, self.stop.reason, snapshot)
 
     def _num_actors(self) -> int:
         if self.settings.actors is not None:

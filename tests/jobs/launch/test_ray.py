@@ -66,7 +66,7 @@ def test_all_shares_together_are_the_whole_job(here: Path) -> None:
     assert board.is_over
     assert finished(here) == 30
     shards = expand_shards(config(here).shards)
-    result = board.result(here / "out", shards, "", board.snapshot(2.0, 2))
+    result = board.result(config(here).folder(), shards, "", board.snapshot(2.0, 2))
     assert result is not None
     assert (result.exit_code, result.after.num_done, result.before.num_done) == (0, 6, 0)
     assert result.snapshot.images == 30
