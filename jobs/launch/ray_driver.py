@@ -97,6 +97,7 @@ class Driver:
     _makes: dict[Any, int] = field(default_factory=dict)  # a promise -> its share
     _pings: dict[Any, int] = field(default_factory=dict)  # a promise -> its actor
     _asked: dict[Any, int] = field(default_factory=dict)  # standings, by share
+    _put: Any = None  # the shards, in Ray's store
     _told: float = 0.0  # when the actors were told to stop
 
     def run(self) -> RunResult | None:
@@ -143,9 +144,10 @@ class Driver:
             max_task_retries=0,
             max_concurrency=THREADS,
         )(ShareMaker)
-        shards = self.ray.put(self.shards)
+        # Kept, so that an actor that starts again finds it.
+        self._put = self.ray.put(self.shards)
         for number in range(count):
-            actor = remote.remote(self.config, shards, number, self._board.num_shares)
+            actor = remote.remote(self.config, self._put, number, self._board.num_shares)
             self._actors.append(actor)
             self._pings[actor.ping.remote()] = number
 
