@@ -230,4 +230,6 @@ def ray_(run_options: tuple[str, ...], **options: Any) -> None:
 
         run = _run_words(run_options)
         run.need_absolute("Ray's nodes")
+        run.refuse("claim", "the driver hands out the shards")
+        run.refuse("workers", "there are --actors")
         sys.exit(run_on_ray(run.config, RaySettings(**options)))

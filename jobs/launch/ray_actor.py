@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from jobs.config import RunConfig
+from jobs.config import RunConfig, WorkerSettings
 from jobs.display import Standing
 from jobs.ranks import Place
 from jobs.run import Run, Standby, worker_name
@@ -44,7 +44,9 @@ class ShareMaker:
         """Remember what the job is; the network is loaded with the first share."""
         self._config = config
         self._num_shares = num_shares
-        self._standby = Standby(shards, worker_name(Place(number, number + 1, SOURCE)))
+        self._standby = Standby(
+            shards, worker_name(WorkerSettings(Place(number, number + 1, SOURCE)))
+        )
         self._stop = Stop(config.limits.grace_seconds)
 
     def ping(self) -> bool:

@@ -38,6 +38,7 @@ class RunWords:
     words: tuple[str, ...]
     options: Mapping[str, Any]
     config: RunConfig
+    given: frozenset[str]  # options that stand in the words
 
     @classmethod
     def parse(cls, run: click.Command, words: Sequence[str]) -> RunWords:
@@ -45,16 +46,22 @@ class RunWords:
         if not words:
             raise RequestError("no options of `captionjob run` were given; they go behind --")
         context = run.make_context("captionjob run", list(words))
+        default = click.core.ParameterSource.DEFAULT
+        given = {name for name in context.params if context.get_parameter_source(name) != default}
         for name, reason in REFUSED.items():
-            source = context.get_parameter_source(name)
-            if source is not None and source is not click.core.ParameterSource.DEFAULT:
+            if name in given:
                 raise RequestError(f"--{name.replace('_', '-')} goes with no launcher: {reason}")
         options = {
             key: value
             for key, value in context.params.items()
             if key not in ("dry_run", "max_requeues")
         }
-        return cls(tuple(words), options, run_config(options, environ={}))
+        return cls(tuple(words), options, run_config(options, environ={}), frozenset(given))
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Raise RequestError if an option was given that this launcher has no use for."""
+        if name in self.given:
+            raise RequestError(f"--{name.replace('_', '-')} does not go with this: {reason}")
 
     def check(self) -> None:
         """Look at shards, model, prompt and output folder, as a run does before it loads.

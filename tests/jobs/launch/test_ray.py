@@ -160,6 +160,14 @@ def test_relative_paths_are_refused(here: Path) -> None:
     assert "--shards 'shards' is relative, and names another place in Ray's nodes" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--claim", "--workers=2"])
+def test_what_would_deal_out_shards_too_is_refused(here: Path, option: str) -> None:
+    words = ("launch", "ray", "--", "--shards", str(here / "shards"), "--out", str(here / "out"))
+    done = captionjob(*words, option, cwd=here)
+    assert done.returncode == 2
+    assert f"{option.partition('=')[0]} does not go with this" in done.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_a_missing_package_is_named(here: Path) -> None:
     words = ("launch", "ray", "--", "--shards", str(here / "shards"), "--out", str(here / "out"))
