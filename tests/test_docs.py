@@ -109,7 +109,17 @@ def test_the_help_tells_the_exit_codes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "test", "check", "torture", "image-suites", "fuzz-images", "environment.sh"]
+    "name",
+    [
+        "demo",
+        "test",
+        "check",
+        "torture",
+        "image-suites",
+        "fuzz-images",
+        "cluster-test",
+        "environment.sh",
+    ],
 )
 def test_scripts_say_what_they_are_for(name: str) -> None:
     path: Path = REPOSITORY / "scripts" / name
