@@ -60,7 +60,12 @@ def cli() -> None:
 
 @cli.command(epilog=EXIT_CODES)
 @INPUT_OPTIONS
-@click.option("--out", required=True, metavar="FOLDER", help="Where the Parquet files go.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="FOLDER",
+    help="Where the Parquet files go: a folder or s3://BUCKET/PREFIX.",
+)
 @MODEL_OPTIONS
 @CAPTION_OPTIONS
 @SPEED_OPTIONS

@@ -15,10 +15,11 @@ from jobs.result import RunResult, summary
 from jobs.results import read_output
 from jobs.run import Plan, Run
 from jobs.status_view import alarm_lines
-from jobs.stopping import Stop
+from jobs.stopping import EXIT_AGAIN, Stop
 from jobs.terminal import bytes_text, plural, printable
 from jobs.worker_pipe import pipe_of
 from pipeline.checkpoints import FAMILIES
+from pipeline.errors import StoreDownError
 from pipeline.input.pack import PackSettings, pack_folder
 
 
@@ -31,6 +32,11 @@ def run_job(config: RunConfig) -> int:
     try:
         with stop.listening(None if limit is None else limit - config.limits.grace_seconds):
             result = Run(config, stop, display).run()
+    except StoreDownError as error:
+        if stop.seconds_left() is None:
+            raise
+        display.say(f"stopped by {stop.reason}: {error}")
+        return EXIT_AGAIN
     finally:
         display.close()
     if pipe is not None:

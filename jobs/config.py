@@ -15,6 +15,7 @@ from pipeline.output.folder import OutFolder, open_folder
 from pipeline.output.job_record import JobRecord, Setting
 from pipeline.output.schema import RowSchema
 from pipeline.output.store import CommitSettings
+from pipeline.output.waiting import STORE_RETRY_SECONDS, Waiting
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.records import Columns
 
@@ -29,12 +30,15 @@ class LimitSettings:
     max_error_rate: float = 1.0
     seconds: float | None = None  # of wall time, grace included
     grace_seconds: float = 20.0
+    store_seconds: float = STORE_RETRY_SECONDS  # an output's store that is down is waited for
 
     def __post_init__(self) -> None:
         if self.samples is not None and self.samples < 1:
             raise RequestError(f"--limit is {self.samples}; wanted 1 or more")
         if not 0 <= self.max_error_rate <= 1:
             raise RequestError(f"--max-error-rate is {self.max_error_rate}; wanted 0 to 1")
+        if not self.store_seconds >= 0:
+            raise RequestError(f"--store-retry-seconds is {self.store_seconds}; wanted 0 or more")
         if not self.grace_seconds > 0:
             raise RequestError(f"--grace-seconds is {self.grace_seconds}; wanted more than 0")
         if self.seconds is not None and self.seconds <= self.grace_seconds:
@@ -99,9 +103,9 @@ class RunConfig:
         """The columns of this job."""
         return RowSchema(self.sampling.num_captions, self.keep)
 
-    def folder(self) -> OutFolder:
+    def folder(self, waiting: Waiting | None = None) -> OutFolder:
         """Open the output folder; nothing is looked at yet."""
-        return open_folder(self.out)
+        return open_folder(self.out, waiting or Waiting(self.limits.store_seconds))
 
     def source(self) -> ModelSource:
         """Find the model, its weights not yet loaded."""

@@ -65,6 +65,7 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
             max_error_rate=options["max_error_rate"],
             seconds=None if time_limit is None else seconds_of(time_limit),
             grace_seconds=options["grace_seconds"],
+            store_seconds=options["store_retry_seconds"],
         ),
         worker=WorkerSettings(
             place,

@@ -44,6 +44,7 @@ from pipeline.output.resume import (
 )
 from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
+from pipeline.output.waiting import Waiting
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.records import Row, Sample, Shard
@@ -81,7 +82,9 @@ class Plan:
     stale: tuple[Leftover, ...] = ()
 
     @classmethod
-    def make(cls, config: RunConfig, standby: Standby | None = None) -> Plan:
+    def make(
+        cls, config: RunConfig, standby: Standby | None = None, waiting: Waiting | None = None
+    ) -> Plan:
         """Check shards, model, prompt and output folder; nothing is written.
 
         Raises RequestError where the request is wrong.
@@ -93,7 +96,7 @@ class Plan:
         dealt = deal(found, place.rank, place.world_size)
         slices = [Slice(shard) for shard in found] if is_claiming else dealt
         shards = [one.shard for one in slices]
-        out = config.folder()
+        out = config.folder(waiting)
         check_place(out)
         source = kept.source = kept.source or config.source()
         record = config.record(source)
@@ -171,7 +174,9 @@ class Run:
 
         Raises RequestError where the request is wrong, and JobError where the job cannot go on.
         """
-        plan = Plan.make(self.config, self.standby)
+        seconds = self.config.limits.store_seconds
+        waiting = Waiting(seconds, self.stop.seconds_left, self.display.say)
+        plan = Plan.make(self.config, self.standby, waiting)
         if self.config.worker.place.source != Place().source:
             self.display.say(str(self.config.worker.place))
         for line in (*plan.notes, plan_line(plan.before)):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from pipeline.captioner import SamplingSettings, SpeedSettings
+from pipeline.output.waiting import STORE_RETRY_SECONDS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 SAMPLING = SamplingSettings()
@@ -253,6 +254,13 @@ END_OPTIONS = _options(
         type=click.IntRange(min=0),
         metavar="N",
         help="In a job of Slurm: ask it to start this again after exit 75, at most N times.",
+    ),
+    click.option(
+        "--store-retry-seconds",
+        type=float,
+        default=STORE_RETRY_SECONDS,
+        show_default=True,
+        help="How long to wait for an s3:// output whose store is down.",
     ),
     click.option(
         "--retry-failed",

@@ -22,6 +22,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 COMMIT_SECONDS = 5.0  # kept of the grace, for the last commit
 SLEEP_SECONDS = 0.1  # after which a sleeper looks whether it should end
 COMMIT_SHARE = 0.4  # of a grace so short that this is less
+EXIT_SECONDS = 1.0  # kept of the grace after that, to be gone in time
+EXIT_SHARE = 0.1
 
 
 EXIT_AGAIN = 75
@@ -77,6 +79,8 @@ class Stop:
         self._drain_seconds = max(
             grace_seconds - COMMIT_SECONDS, grace_seconds * (1 - COMMIT_SHARE)
         )
+        self._end_seconds = grace_seconds - min(EXIT_SECONDS, grace_seconds * EXIT_SHARE)
+        self._end: float | None = None  # by the monotonic clock, once a stop was asked for
         self._can_interrupt = False
         self._is_over = False
 
@@ -88,6 +92,10 @@ class Stop:
     def request(self, reason: str) -> None:
         """Ask the run to end; the first reason stands."""
         self.reason = self.reason or reason
+
+    def seconds_left(self) -> float | None:
+        """Return the time that commits may still take after a signal; None before one."""
+        return None if self._end is None else self._end - time.monotonic()
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -133,12 +141,16 @@ class Stop:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
         if not self.is_requested:
-            signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)
+            self._begin_grace()
         self.request(f"signal {signal.Signals(number).name}")
+
+    def _begin_grace(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)
+        self._end = time.monotonic() + self._end_seconds
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if not self.is_requested:
-            signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)
+            self._begin_grace()
             self.request("the time limit")
             return
         self._is_over = True

@@ -4,6 +4,7 @@ CaptionJobError
 ├── SampleError       costs one row: the picture or its prompt is at fault
 ├── ShardError        costs one shard: the file is damaged or unreachable
 └── JobError          costs the job, before or after it has written anything
+    ├── StoreDownError     the output's store does not answer, and was waited for
     ├── RequestError  the request itself is wrong (exit code 2, found before weights load)
     └── CheckpointError   the model folder is wrong, partial or of an unknown family
 
@@ -46,6 +47,10 @@ class ShardError(CaptionJobError):
 
 class JobError(CaptionJobError):
     """The whole job cannot go on."""
+
+
+class StoreDownError(JobError):
+    """The store that holds the output does not answer; what was committed there stays."""
 
 
 class RequestError(JobError):

@@ -23,6 +23,7 @@ POINTS = (
     "piece-removed",  # after each of them
     "failed-written",
 )
+STORE_POINTS = (*POINTS, "part-put")  # the last: of a large file, after each part that went up
 
 _name, _, _count = os.environ.get(VARIABLE, "").partition(":")
 _passes_left = int(_count or 1)

@@ -6,6 +6,9 @@ workers that take them by lease, or as twins on the same shards; it is
 started again with other settings of speed until it ends by itself. Then its files must be equal,
 byte by byte, to those of a run that nobody touched. After each kill, all that lies under a final
 name must be complete.
+
+With `--s3` the output lies in a store, which loses answers and is down for moments as well; the
+untroubled run is on this disk, and the files must be equal all the same.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import io
+import json
 import random
 import shutil
 import signal
@@ -25,10 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
-from pipeline.fault_points import POINTS, VARIABLE
+from pipeline.fault_points import STORE_POINTS, VARIABLE
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
+from pipeline.output.folder import open_folder
 from tests.commands import start
+from tests.s3_server import S3Server
 
 NUM_SHARDS = 4
 SAMPLES = 40
@@ -44,6 +52,7 @@ class Tally:
     starts: int = 0
     jobs: int = 0
     rows: int = 0  # compared
+    uploads: int = 0  # that a killed process had left at the end of a job, and that were aborted
     ended: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
@@ -56,6 +65,7 @@ class Torture:
     seed: int = 0
     num_captions: int = 1
     is_deduping: bool = False
+    server: S3Server | None = None
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
@@ -68,8 +78,9 @@ class Torture:
         process = start(self._arguments("untroubled", speed=[]), self.folder)
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 1, errors  # the cut shard
-        self._wanted = _files(self.folder / "untroubled")
-        self._wanted_pieces = _piece_rows(self.folder / "untroubled")
+        untroubled = _contents(self.folder / "untroubled")
+        self._wanted = _files(untroubled)
+        self._wanted_pieces = _piece_rows(untroubled)
         assert len(self._wanted) == NUM_SHARDS
         assert self._wanted_pieces
 
@@ -79,8 +90,10 @@ class Torture:
             out = f"out-{self.tally.jobs}"
             while not self._is_finished(out):
                 self._attempt(out, may_kill=self.tally.kills < num_kills)
-            self._compare(self.folder / out)
-            shutil.rmtree(self.folder / out)
+            self._compare(out)
+            if self.server is not None:
+                self._check_uploads(self.server, out)
+            shutil.rmtree(self.folder / out, ignore_errors=True)
             self.tally.jobs += 1
         return self.tally
 
@@ -96,6 +109,9 @@ class Torture:
         }[kind]
         claim = ["--claim", "--lease-seconds=1"] if kind == "claims" else []
         processes = [self._start(out, rank, size, may_kill, claim) for rank, size in ranks]
+        if self.server is not None and may_kill:
+            self.server.lose_replies = self._random.choice([0, 0, 1, 2])
+            self.server.refusals = self._random.choice([0, 0, 3])
         for process in processes:
             if may_kill and self._random.random() < 0.8:
                 self._kill_later(process)
@@ -106,7 +122,7 @@ class Torture:
             elif process.returncode not in (0, 1, 75, -signal.SIGTERM):  # the last: no handler yet
                 self.tally.faults.append(f"{kind}: exit {process.returncode}: {errors[-500:]}")
             self.tally.ended[str(process.returncode)] += 1
-        self._check_complete(self.folder / out)
+        self._check_complete(out)
 
     def _start(
         self, out: str, rank: int, world_size: int, may_kill: bool, claim: list[str]
@@ -121,10 +137,13 @@ class Torture:
             f"--world-size={world_size}",
         ]
         extra = {}
+        if self.server is not None:
+            extra = {**self.server.environment(), "CAPTIONJOB_PART_BYTES": "3000"}
         if may_kill and self._random.random() < 0.5:
-            extra[VARIABLE] = f"{self._random.choice(POINTS)}:{self._random.randint(1, 8)}"
+            extra[VARIABLE] = f"{self._random.choice(STORE_POINTS)}:{self._random.randint(1, 8)}"
         self.tally.starts += 1
-        return start(self._arguments(out, speed), self.folder, extra)
+        where = out if self.server is None else f"s3://bucket/{out}"
+        return start(self._arguments(where, speed), self.folder, extra)
 
     def _kill_later(self, process: subprocess.Popen[str]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -159,54 +178,94 @@ class Torture:
         return make_tar_bytes(members)
 
     def _is_finished(self, out: str) -> bool:
-        names = set(_files(self.folder / out))
-        pieces = _piece_rows(self.folder / out)
-        return names == set(self._wanted) and pieces == self._wanted_pieces
+        found = self._now(out)
+        return set(_files(found)) == set(self._wanted) and _piece_rows(found) == self._wanted_pieces
 
-    def _check_complete(self, out: Path) -> None:
-        for path in [*out.glob("*.parquet"), *out.glob("_progress/*/*.parquet")]:
-            try:
-                if path.name.startswith("."):
-                    continue
-                pq.read_table(path, partitioning=None)
-            except FileNotFoundError:
-                continue
-            except Exception as error:  # whatever the reader says of it
-                self.tally.faults.append(f"{path} is not complete: {error}")
+    def _check_uploads(self, server: S3Server, out: str) -> None:
+        """Start a run's cleaning up: no upload of a dead process that has a note may be left."""
+        noted = _noted(self._now(out))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in server.environment().items():
+                patch.setenv(name, value)
+            open_folder(f"s3://bucket/{out}").prepare()
+        left = noted & server.uploads.keys()
+        if left or _noted(self._now(out)):
+            self.tally.faults.append(f"{len(left)} of {len(noted)} uploads were left")
+        self.tally.uploads += len(noted)
 
-    def _compare(self, out: Path) -> None:
-        found = _files(out)
+    def _now(self, out: str) -> dict[str, bytes]:
+        if self.server is not None:
+            return self.server.files(f"bucket/{out}")
+        return _contents(self.folder / out)
+
+    def _check_complete(self, out: str) -> None:
+        for name, data in self._now(out).items():
+            if name.endswith(".parquet"):
+                try:
+                    pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
+                except Exception as error:  # whatever the reader says of it
+                    self.tally.faults.append(f"{out}/{name} is not complete: {error}")
+
+    def _compare(self, out: str) -> None:
+        contents = self._now(out)
+        found = _files(contents)
         for name, digest in self._wanted.items():
             if found.get(name) != digest:
-                self.tally.faults.append(f"{out / name} differs from the untroubled run's")
-            self.tally.rows += pq.read_metadata(out / name).num_rows
-        aside = list(out.rglob("_aside/*"))
+                self.tally.faults.append(f"{out}/{name} differs from the untroubled run's")
+            self.tally.rows += pq.read_metadata(io.BytesIO(contents[name])).num_rows
+        aside = [name for name in contents if name.startswith("_aside/")]
         if aside:
             self.tally.faults.append(f"set aside: {aside}")
 
 
-def _files(out: Path) -> dict[str, str]:
+def _noted(contents: dict[str, bytes]) -> set[str]:
+    """Return the uploads that their writers left a note of."""
+    names = [name for name in contents if name.startswith("_uploads/")]
+    return {json.loads(contents[name])["upload"] for name in names}
+
+
+def _contents(out: Path) -> dict[str, bytes]:
+    """Return all files of a folder that have their names, by these."""
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.parquet")
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
     }
 
 
-def _piece_rows(out: Path) -> list[tuple[object, ...]]:
+def _files(contents: dict[str, bytes]) -> dict[str, str]:
+    """Return the hash of each finished shard's file."""
+    return {
+        name: hashlib.sha256(data).hexdigest()
+        for name, data in contents.items()
+        if name.endswith(".parquet") and "/" not in name
+    }
+
+
+def _piece_rows(contents: dict[str, bytes]) -> list[tuple[object, ...]]:
     """Return the rows of the shards that cannot be finished, each once."""
     rows: set[tuple[object, ...]] = set()
-    for path in out.glob("_progress/cut-*/*.parquet"):
-        if not path.name.startswith("."):
-            table = pq.read_table(path, partitioning=None)
+    for name, data in contents.items():
+        if name.startswith("_progress/cut-") and name.endswith(".parquet"):
+            table = pq.ParquetFile(io.BytesIO(data)).read(use_threads=False)
             rows.update(tuple(row.values()) for row in table.to_pylist())
     return sorted(rows, key=lambda row: (row[1], row[2] if isinstance(row[2], int) else 0))
 
 
 def torture(
-    folder: Path, num_kills: int, seed: int, num_captions: int = 1, *, is_deduping: bool = False
+    folder: Path,
+    num_kills: int,
+    seed: int,
+    num_captions: int = 1,
+    *,
+    is_deduping: bool = False,
+    is_on_s3: bool = False,
 ) -> Tally:
     """Run all of it and return what was found."""
     began = time.monotonic()
-    tally = Torture(folder, seed, num_captions, is_deduping).run(num_kills)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(S3Server(page=3)) if is_on_s3 else None
+        tally = Torture(folder, seed, num_captions, is_deduping, server).run(num_kills)
     seconds = time.monotonic() - began
     print(
         f"{tally.kills} kills, {tally.starts} starts, {tally.jobs} jobs, {tally.rows} rows "
@@ -222,14 +281,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-captions", type=int, default=1)
     parser.add_argument("--dedupe", action="store_true", help="and many identical pictures")
+    parser.add_argument("--s3", action="store_true", help="write to a store")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "torture"
         tally = torture(
-            Path(folder) / "torture",
+            place,
             asked.kills,
             asked.seed,
             asked.num_captions,
             is_deduping=asked.dedupe,
+            is_on_s3=asked.s3,
         )
     print("\n".join(tally.faults))
     return int(bool(tally.faults))

@@ -28,9 +28,30 @@ _PREFIX = ".tmp-"
 _HOST = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
+def writer_name() -> str:
+    """Return a name that tells this process, and is used once."""
+    return f"{_HOST}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def is_of_dead_process(writer: str) -> bool | None:
+    """Tell from a writer's name whether its process has ended; None if it is of another host."""
+    host, _, rest = writer.partition("-")
+    pid = rest.partition("-")[0]
+    if host != _HOST or not pid.isdigit():
+        return None
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    # A container's first process has the number of its predecessor.
+    return int(pid) == 1
+
+
 def temporary_path(folder: Path, name: str) -> Path:
     """Return a hidden path in `folder` that no other process uses."""
-    return folder / f"{_PREFIX}{_HOST}-{os.getpid()}-{secrets.token_hex(4)}-{name}"
+    return folder / f"{_PREFIX}{writer_name()}-{name}"
 
 
 def is_temporary(name: str) -> bool:
@@ -40,16 +61,9 @@ def is_temporary(name: str) -> bool:
 
 def is_orphan(path: Path) -> bool:
     """True for a temporary file whose process has ended, as far as can be told from here."""
-    host, _, rest = path.name.removeprefix(_PREFIX).partition("-")
-    pid = rest.partition("-")[0]
-    if host == _HOST and pid.isdigit():
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return int(pid) == 1  # a container's first process has the number of its predecessor
+    is_dead = is_of_dead_process(path.name.removeprefix(_PREFIX))
+    if is_dead is not None:
+        return is_dead
     try:
         return time.time() - path.stat().st_mtime > ORPHAN_SECONDS
     except FileNotFoundError:

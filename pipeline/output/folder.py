@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from pipeline.errors import RequestError
+from pipeline.output.waiting import LOOKING, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +184,22 @@ class OutFolder(Protocol):
 
 
 Where = OutFolder | Path | str
+UPLOADS = "_uploads"  # of a folder in an object store: notes of what is under way
 
 
-def open_folder(where: Where) -> OutFolder:
+def open_folder(where: Where, waiting: Waiting = LOOKING) -> OutFolder:
     """Return the folder that a path or an address names; nothing is looked at.
 
     Raises RequestError for an address of another kind, or where an extra is not installed.
     """
     if isinstance(where, (str, Path)):
         scheme, has_scheme, _ = str(where).partition("://")
+        if scheme == "s3" and has_scheme:
+            from pipeline.output.s3 import S3Folder
+
+            return S3Folder(str(where), waiting)
         if has_scheme:
-            raise RequestError(f"OUT {str(where)!r}: no way to write to {scheme}://")
+            raise RequestError(f"OUT {str(where)!r}: wanted a folder or s3://BUCKET/PREFIX")
         from pipeline.output.local import LocalFolder
 
         return LocalFolder(Path(where))

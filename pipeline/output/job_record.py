@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import RequestError
-from pipeline.output.folder import OutFolder
+from pipeline.output.folder import UPLOADS, OutFolder
 from pipeline.output.schema import SCHEMA_VERSION
 
 JOB_FILE = "_job.json"
@@ -70,7 +70,7 @@ def check_place(out: OutFolder) -> None:
     out.check()
     if out.stat(JOB_FILE) is not None:
         return
-    foreign = [name for name in out.names() if not name.startswith((".", OLD_PREFIX))]
+    foreign = [name for name in out.names() if not name.startswith((".", OLD_PREFIX, UPLOADS))]
     if foreign and JOB_FILE not in foreign:  # there by now: a twin has claimed it this moment
         raise RequestError(
             f"--out {out.url!r} is not empty and was not made by captionjob "
