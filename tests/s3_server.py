@@ -15,6 +15,7 @@ import re
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import formatdate
@@ -54,13 +55,16 @@ class S3Server:
         self.buckets = {"bucket"}
         self.page = page
         self.lose_replies = 0
+        self.lose_nth_reply: int | None = None  # of the writes from now on
+        self.before_answer: Callable[[], object] | None = None
+        self.abort_after_parts = 0  # the next upload is gone after so many parts
+        self.refuse_parts = False
         self.refusals = 0
         self.is_read_only = False
         self.log: list[str] = []  # method and key of each request
         self.lock = threading.Lock()
         self._count = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
 
     def environment(self) -> dict[str, str]:
         """Return the variables that lead an S3 client here."""
@@ -82,6 +86,16 @@ class S3Server:
                 if name.startswith(f"{prefix}/")
             }
 
+    def put(self, name: str, data: bytes) -> None:
+        """Put an object under `bucket/key`."""
+        with self.lock:
+            self.objects[name] = _stored(data, {})
+
+    def begin_upload(self, name: str, upload: str, age: float = 0.0) -> None:
+        """Begin a multipart upload that somebody else is about."""
+        with self.lock:
+            self.uploads[upload] = Upload(name, {}, time.time() - age)
+
     def number(self) -> int:
         """Return a number that was not returned before."""
         self._count += 1
@@ -94,6 +108,13 @@ class S3Server:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that were killed."""
 
 
 def _handler(server: S3Server) -> type[BaseHTTPRequestHandler]:
@@ -129,8 +150,14 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = _error(403, "AccessDenied")
             else:
                 answer = self._answer(name, query, body)
-            is_lost = self.command in ("PUT", "POST") and self.store.lose_replies > 0
+            is_write = self.command in ("PUT", "POST")
+            is_lost = is_write and self.store.lose_replies > 0
             self.store.lose_replies -= is_lost
+            if is_write and self.store.lose_nth_reply is not None:
+                is_lost = self.store.lose_nth_reply == 0
+                self.store.lose_nth_reply = None if is_lost else self.store.lose_nth_reply - 1
+        if self.store.before_answer is not None:
+            self.store.before_answer()
         if is_lost:
             self.close_connection = True
             return
@@ -223,7 +250,12 @@ class _Handler(BaseHTTPRequestHandler):
         upload = self.store.uploads.get(query["uploadId"])
         if upload is None or upload.key != name:
             return _error(404, "NoSuchUpload")
+        if self.command == "PUT" and self.store.refuse_parts:
+            return _error(400, "InvalidPart")
         if self.command == "PUT":
+            self.store.abort_after_parts -= 1
+            if self.store.abort_after_parts == 0:
+                del self.store.uploads[query["uploadId"]]
             part = upload.parts[int(query["partNumber"])] = _stored(body, {})
             return 200, {"ETag": part.etag}, b""
         if self.command == "DELETE":

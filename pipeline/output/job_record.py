@@ -70,12 +70,17 @@ def check_place(out: OutFolder) -> None:
     out.check()
     if out.stat(JOB_FILE) is not None:
         return
-    foreign = [name for name in out.names() if not name.startswith((".", OLD_PREFIX, UPLOADS))]
-    if foreign and JOB_FILE not in foreign:  # there by now: a twin has claimed it this moment
-        raise RequestError(
-            f"--out {out.url!r} is not empty and was not made by captionjob "
-            f"(it holds {foreign[0]!r} and no {JOB_FILE}); choose another folder"
-        )
+    names = out.names()
+    if JOB_FILE in names:  # by now: a twin has claimed it this moment
+        return
+    for name in names:
+        is_ours = name.startswith((".", OLD_PREFIX, UPLOADS))
+        # Some stores go on listing folders whose objects are gone.
+        if not is_ours and (out.stat(name) is not None or out.walk(name)):
+            raise RequestError(
+                f"--out {out.url!r} is not empty and was not made by captionjob "
+                f"(it holds {name!r} and no {JOB_FILE}); choose another folder"
+            )
 
 
 def claim_folder(out: OutFolder, record: JobRecord, *, overwrite: bool = False) -> str | None:

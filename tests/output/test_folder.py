@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,13 +14,22 @@ from pipeline.errors import RequestError
 from pipeline.output import local
 from pipeline.output.folder import OutFolder, open_folder
 from pipeline.output.local import LocalFolder
+from tests.s3_server import S3Server
 
 RACERS = 16
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> OutFolder:
-    return LocalFolder(tmp_path / "out")
+@pytest.fixture(params=["local", "s3"])
+def folder(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OutFolder]:
+    if request.param == "local":
+        yield LocalFolder(tmp_path / "out")
+        return
+    with S3Server(page=2) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield open_folder("s3://bucket/some/out")
 
 
 def test_names_and_walks_show_complete_files_alone(folder: OutFolder) -> None:
@@ -103,5 +113,5 @@ def test_a_log_shows_whole_lines(folder: OutFolder) -> None:
 
 
 def test_an_address_of_another_kind_is_refused() -> None:
-    with pytest.raises(RequestError, match="no way to write to ftp://"):
+    with pytest.raises(RequestError, match="wanted a folder or s3://"):
         open_folder("ftp://host/out")
