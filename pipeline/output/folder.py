@@ -142,7 +142,10 @@ class OutFolder(Protocol):
         ...
 
     def replace_if_unchanged(self, name: str, data: bytes, version: str) -> bool:
-        """Put a small file in place of that very version; of many who try, one gets True."""
+        """Put a small file in place of that very version; of many who try, one gets True.
+
+        The data must differ from the old: to some stores equal bytes are the same version.
+        """
         ...
 
     def log(self, name: str) -> LogFile:

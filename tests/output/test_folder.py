@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,17 +68,14 @@ def test_of_many_who_create_a_file_one_does(folder: OutFolder) -> None:
 
 def test_of_many_who_replace_a_version_one_does(folder: OutFolder) -> None:
     folder.replace("claim", b"old")
-    for _ in range(5):
+    for turn in range(5):
         _, version = folder.read_version("claim")
+        texts = [b"%d of turn %d" % (racer, turn) for racer in range(RACERS)]
+        replace = partial(folder.replace_if_unchanged, "claim", version=version)
         with ThreadPoolExecutor(RACERS) as pool:
-            won = list(
-                pool.map(
-                    lambda n: folder.replace_if_unchanged("claim", b"%d" % n, version),  # noqa: B023
-                    range(RACERS),
-                )
-            )
+            won = list(pool.map(replace, texts))
         assert sum(won) == 1
-        assert folder.read("claim") == b"%d" % won.index(True)
+        assert folder.read("claim") == texts[won.index(True)]
         assert not folder.replace_if_unchanged("claim", b"late", version)
     folder.remove("claim")
     assert not folder.replace_if_unchanged("claim", b"gone", version)
