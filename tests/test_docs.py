@@ -118,6 +118,7 @@ def test_the_help_tells_the_exit_codes() -> None:
         "image-suites",
         "fuzz-images",
         "cluster-test",
+        "bench-reading",
         "environment.sh",
     ],
 )

@@ -1,6 +1,7 @@
 """Kill the real command again and again, and compare what it leaves with an untroubled run.
 
-Each job over a handful of shards (broken pictures and a cut shard among them) is killed at
+Each job over a handful of shards (tars, Parquet files and folders of pictures, broken pictures and
+a damaged shard among them) is killed at
 random moments and at fault points, alone, as two workers, as more workers than shards, as
 workers that take them by lease, or as twins on the same shards; it is
 started again with other settings of speed until it ends by itself. Then its files must be equal,
@@ -23,12 +24,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -40,7 +43,8 @@ from tests.s3_server import S3Server
 
 NUM_SHARDS = 4
 SAMPLES = 40
-CUT = "cut.tar"
+KINDS = ("tar", "parquet", "folder")
+IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 SECONDS = (0.3, 1.5)  # after its start a process is killed
 
 
@@ -71,13 +75,13 @@ class Torture:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         (self.folder / "shards").mkdir(parents=True)
-        for number in range(NUM_SHARDS):
-            (self.folder / "shards" / f"{number}.tar").write_bytes(self._shard(number))
-        whole = self._shard(NUM_SHARDS)
-        (self.folder / "shards" / CUT).write_bytes(whole[: len(whole) // 2])
+        kinds = [*KINDS, *self._random.choices(KINDS, k=NUM_SHARDS - len(KINDS))]
+        self._random.shuffle(kinds)
+        self._shards = [self._write(number, kind) for number, kind in enumerate(kinds)]
+        self._shards.append(self._write_damaged(self._random.choice(["tar", "parquet"])))
         process = start(self._arguments("untroubled", speed=[]), self.folder)
         _, errors = process.communicate(timeout=120)
-        assert process.returncode == 1, errors  # the cut shard
+        assert process.returncode == 1, errors  # the damaged shard
         untroubled = _contents(self.folder / "untroubled")
         self._wanted = _files(untroubled)
         self._wanted_pieces = _piece_rows(untroubled)
@@ -154,7 +158,8 @@ class Torture:
     def _arguments(self, out: str, speed: list[str]) -> list[str]:
         shuffle = self._random.randint(1, 99)
         return [
-            *("run", "--shards", "shards", "--out", out),
+            *("run", "--out", out, "--key-column", "key"),
+            *(word for shard in self._shards for word in ("--shards", shard)),
             *("--model", f"scripted:shuffle={shuffle},latency=0.01,fail=unlucky"),
             *("--num-captions", str(self.num_captions)),
             *(["--temperature", "1"] if self.num_captions > 1 else []),
@@ -163,19 +168,45 @@ class Torture:
             *speed,
         ]
 
-    def _shard(self, number: int) -> bytes:
-        """Return a tar with pictures, one of them broken, one that the captioner fails on.
+    def _write(self, number: int, kind: str, name: str = "") -> str:
+        """Write a shard of a kind; return its path in the folder."""
+        path = f"shards/{name or number}" + ("" if kind == "folder" else f".{kind}")
+        members = self._members(number)
+        if kind == "tar":
+            (self.folder / path).write_bytes(make_tar_bytes(members))
+        elif kind == "parquet":
+            _write_table(self.folder / path, members)
+        else:
+            (self.folder / path).mkdir()
+            for member, data in members:
+                (self.folder / path / member).write_bytes(data)
+        return path
+
+    def _write_damaged(self, kind: str) -> str:
+        """Write a tar cut in its middle, or a Parquet file whose later pages are not as written."""
+        path = self._write(NUM_SHARDS, kind, "cut")
+        data = bytearray((self.folder / path).read_bytes())
+        place = len(data) // 2
+        if kind == "tar":
+            del data[place:]
+        else:
+            data[place : place + 2000] = bytes(2000)
+        (self.folder / path).write_bytes(data)
+        return path
+
+    def _members(self, number: int) -> list[tuple[str | tarfile.TarInfo, bytes]]:
+        """Return pictures with texts, one of them broken, one that the captioner fails on.
 
         For --dedupe every third picture, from the first to the last, is one of four.
         """
-        members: list[tuple[str, bytes]] = []
+        members: list[tuple[str | tarfile.TarInfo, bytes]] = []
         for index in range(SAMPLES + number):
             key = f"{number}-{index:03d}" + ("-unlucky" if index == 7 else "")
             is_double = self.is_deduping and index % 3 == 0
             data = make_image_bytes(seed=index % 4 if is_double else 1000 * number + 100 + index)
             members.append((f"{key}.jpg", data[:40] if index == 11 else data))
             members.append((f"{key}.txt", f"text of {key}".encode()))
-        return make_tar_bytes(members)
+        return members
 
     def _is_finished(self, out: str) -> bool:
         found = self._now(out)
@@ -216,6 +247,26 @@ class Torture:
         aside = [name for name in contents if name.startswith("_aside/")]
         if aside:
             self.tally.faults.append(f"set aside: {aside}")
+
+
+def _write_table(path: Path, members: list[tuple[str | tarfile.TarInfo, bytes]]) -> None:
+    """Write pictures and texts as rows."""
+    rows = pa.table(
+        {
+            "image": pa.array([{"bytes": data, "path": None} for _, data in members[::2]], IMAGE),
+            "key": [str(name).removesuffix(".jpg") for name, _ in members[::2]],
+            "txt": [text.decode() for _, text in members[1::2]],
+        }
+    )
+    pq.write_table(
+        rows,
+        path,
+        row_group_size=7,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+    )
 
 
 def _noted(contents: dict[str, bytes]) -> set[str]:

@@ -3,9 +3,9 @@
     photos/ a.jpg a.txt … │ k.jpg … │ 2024/c.jpg …      a part ends behind a picture whose path
             part 1        │ part 2  │ part 3            has a certain hash: nothing else decides
 
-So a picture that is added, changed or taken away changes its own part, and no other one: the
-numbers of the pictures before it say nothing about where a part ends. A part is named after the
-picture that the part before ended with. What it was made from is told by the names, sizes,
+So a picture that is added, changed or taken away changes its own part and seldom a neighbour: how
+many pictures come before says nothing about where a part ends. A part is named after the picture
+that the part before ended with. What it was made from is told by the names, sizes,
 heads and tails of its files; a change among them makes it another one, as with a tar.
 """
 

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs.config import RunConfig
 from jobs.run import Run
-from pipeline.fixtures import make_photo_shard
+from pipeline.fixtures import make_image_bytes, make_photo_shard
 from pipeline.output.store import CommitSettings
 from tests.commands import captionjob
 from tests.remote.conftest import HASTE
@@ -185,3 +186,37 @@ def test_rows_made_from_a_disk_are_joined_with_the_shards_in_a_store(
     )
     assert json.loads(done.stdout)["problems"] == []
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("pattern", ["s3://bucket/tables/", "http"])
+@pytest.mark.usefixtures("account")
+def test_parquet_in_a_store_is_read_from_its_end_whatever_breaks_on_the_way(
+    pattern: str, store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "tables").mkdir()
+    for place, count in enumerate(COUNTS):
+        path = tmp_path / f"tables/{place}.parquet"
+        rows = {
+            "image": [{"bytes": make_image_bytes(seed=i), "path": None} for i in range(count)],
+            "n": list(range(count)),
+        }
+        pq.write_table(pa.table(rows), path, row_group_size=7)
+        store.objects[f"/bucket/tables/{place}.parquet"] = path.read_bytes()
+    wanted = config_of(tmp_path / "local", str(tmp_path / "tables"))
+    assert Run(wanted).run().exit_code == 0
+    if pattern == "http":
+        pattern = f"{store.url}/bucket/tables/{{0..2}}.parquet"
+    # Three faults in all: so small files never bring enough for failures to be forgiven.
+    store.schedule = [
+        None,
+        Fault("cut", 900),
+        None,
+        None,
+        Fault("stall", 300),
+        None,
+        Fault("reset"),
+    ]
+    result = Run(config_of(tmp_path / "out", pattern)).run()
+    assert (result.exit_code, result.failed) == (0, {})
+    assert not store.schedule
+    assert rows_of(tmp_path / "out") == rows_of(tmp_path / "local")
