@@ -53,13 +53,14 @@ class ShareMaker:
         """Answer, which a dead actor does not."""
         return True
 
-    def make(self, share: int) -> ShareDone:
+    def make(self, share: int, shards: list[Shard]) -> ShareDone:
         """Caption what is not captioned yet of a share of the shards.
 
         Raises RequestError and JobError as a run does; what was committed stands.
         """
         place = Place(share, self._num_shares, SOURCE)
         config = replace(self._config, worker=replace(self._config.worker, place=place))
+        self._standby.shards = shards
         earlier = self._standby.earlier
         self._standby.meter = None
         result = Run(config, self._stop, standby=self._standby).run()

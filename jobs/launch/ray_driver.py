@@ -144,10 +144,10 @@ class Driver:
             max_task_retries=0,
             max_concurrency=THREADS,
         )(ShareMaker)
-        # Kept, so that an actor that starts again finds it.
+        # Not given when an actor starts: one that starts again might find them gone.
         self._put = self.ray.put(self.shards)
         for number in range(count):
-            actor = remote.remote(self.config, self._put, number, self._board.num_shares)
+            actor = remote.remote(self.config, number, self._board.num_shares)
             self._actors.append(actor)
             self._pings[actor.ping.remote()] = number
 
@@ -155,7 +155,7 @@ class Driver:
         while self._idle and self._board.waiting:
             number = self._idle.pop()
             share = self._board.give(number)
-            self._makes[self._actors[number].make.remote(share)] = share
+            self._makes[self._actors[number].make.remote(share, self._put)] = share
         busy = set(self._asked.values())
         for share, number in self._board.running.items():
             if share not in busy:

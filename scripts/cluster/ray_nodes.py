@@ -6,7 +6,8 @@ word a line, and answers with a line each:
     kill NUMBER     the processes of that node end at once
     add             another node joins
 
-The cluster ends when the input does. It prints its address first.
+The cluster ends when the input does. It prints its address first,
+and that of its dashboard, which takes submitted jobs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import sys
 
 from ray.cluster_utils import Cluster
+
+from scripts.cluster.seaweed import free_ports
 
 NODES = 3
 CPUS = 2
@@ -34,11 +37,17 @@ def main() -> None:
         "object_store_memory": MEMORY,
         "node_ip_address": "127.0.0.1",
     }
-    head = {**node, "num_cpus": 0, "include_dashboard": False, "_system_config": QUICK}
+    dashboard = {
+        "include_dashboard": True,
+        "dashboard_host": "127.0.0.1",
+        "dashboard_port": free_ports(1)[0],
+    }
+    head = {**node, **dashboard, "num_cpus": 0, "_system_config": QUICK}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(**node) for _ in range(NODES)]
     cluster.wait_for_nodes()
-    print(f"address {cluster.address}", flush=True)
+    url = f"http://127.0.0.1:{dashboard['dashboard_port']}"
+    print(f"address {cluster.address} {url}", flush=True)
     for line in sys.stdin:
         words = line.split()
         if words[:1] == ["kill"]:

@@ -35,6 +35,8 @@ class RayCluster:
     python: Path
     folder: Path
     address: str = ""
+    dashboard: str = ""
+    _started: list[subprocess.Popen[str]] = field(default_factory=list)
     _process: subprocess.Popen[str] = field(init=False)
 
     @property
@@ -64,7 +66,7 @@ class RayCluster:
                 start_new_session=True,
             )
         try:
-            self.address = self._answer().removeprefix("address ")
+            _, self.address, self.dashboard = self._answer().split()
         except BaseException:
             self.stop()
             raise
@@ -85,7 +87,11 @@ class RayCluster:
         self._answer()
 
     def stop(self) -> None:
-        """End it, and whatever of its session is left."""
+        """End it, the jobs that run on it, and whatever of its session is left."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
         assert self._process.stdin
         self._process.stdin.close()
         try:
@@ -96,15 +102,31 @@ class RayCluster:
 
     def start(self, job: Job, out: str, *further: str) -> subprocess.Popen[str]:
         """Start `captionjob launch ray` on it."""
-        options = ["launch", "ray", "--address", self.address, f"--actors={ACTORS}", "--cpus=1"]
-        return subprocess.Popen(
-            [str(self.python), "-m", "jobs", *options, "--", *job.options(out)[1:], *further],
+        return self._start(job, self._words(job, out, self.address, further))
+
+    def submit(self, job: Job, out: str) -> subprocess.Popen[str]:
+        """Start it as a job that the cluster itself runs, from a folder that it copies."""
+        folder = job.folder / "submitted"
+        folder.mkdir(exist_ok=True)
+        submit = [str(self.python.with_name("ray")), "job", "submit", "--address", self.dashboard]
+        words = self._words(job, out, "auto", ())
+        return self._start(job, [*submit, "--working-dir", str(folder), "--", *words])
+
+    def _words(self, job: Job, out: str, address: str, further: tuple[str, ...]) -> list[str]:
+        options = ["launch", "ray", "--address", address, f"--actors={ACTORS}", "--cpus=1"]
+        return [str(self.python), "-m", "jobs", *options, "--", *job.options(out)[1:], *further]
+
+    def _start(self, job: Job, words: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            words,
             cwd=job.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
+        self._started.append(process)
+        return process
 
     def _answer(self) -> str:
         assert self._process.stdout
@@ -125,6 +147,13 @@ def untroubled(cluster: RayCluster, job: Job) -> Result:
     if other.returncode != 2 or len(refusal) != 1 or "Traceback" in errors:
         return replace(result, is_ok=False, detail=f"exit {other.returncode}: {errors[-1000:]}")
     return result
+
+
+def submitted(cluster: RayCluster, job: Job, untroubled_seconds: float) -> Result:
+    """`ray job submit` runs the same command on the cluster."""
+    began = time.monotonic()
+    process = cluster.submit(job, "submitted-out")
+    return _finish("ray: ray job submit", job, "submitted-out", process, began, untroubled_seconds)
 
 
 def node_killed(cluster: RayCluster, job: Job, untroubled_seconds: float) -> Result:
@@ -193,4 +222,5 @@ def ray(workdir: Path, python: Path, *, is_quick: bool = False) -> Iterator[Resu
         yield first
         yield node_killed(cluster, job, first.seconds)
         if not is_quick:
+            yield submitted(cluster, job, first.seconds)
             yield stopped(cluster, job, first.seconds)

@@ -20,6 +20,7 @@ from pipeline.errors import JobError, RequestError
 from pipeline.fixtures import make_photo_shard
 from pipeline.input.shards import expand_shards
 from pipeline.output.store import CommitSettings
+from pipeline.records import Shard
 from pipeline.throughput import Snapshot
 from tests.commands import captionjob
 
@@ -45,24 +46,28 @@ def here(tmp_path: Path) -> Path:
 
 def maker(here: Path, number: int = 0, shares: int = 3, model: str = "scripted") -> ShareMaker:
     one = config(here, model)
-    return ShareMaker(one, expand_shards(one.shards), number, shares)
+    return ShareMaker(one, number, shares)
+
+
+def all_of(here: Path) -> list[Shard]:
+    return expand_shards(config(here).shards)
 
 
 def finished(here: Path) -> int:
     return sum(pq.read_metadata(path).num_rows for path in here.glob("out/*.parquet"))
 
 
-def drive(makers: list[ShareMaker], board: Board) -> None:
+def drive(makers: list[ShareMaker], board: Board, here: Path) -> None:
     while board.waiting:
         for number, one in enumerate(makers):
             if board.waiting:
                 share = board.give(number)
-                board.settle(share, one.make(share))
+                board.settle(share, one.make(share, all_of(here)))
 
 
 def test_all_shares_together_are_the_whole_job(here: Path) -> None:
     board = Board(num_shares=3, max_losses=0)
-    drive([maker(here, 0), maker(here, 1)], board)
+    drive([maker(here, 0), maker(here, 1)], board, here)
     assert board.is_over
     assert finished(here) == 30
     shards = expand_shards(config(here).shards)
@@ -75,9 +80,9 @@ def test_all_shares_together_are_the_whole_job(here: Path) -> None:
 
 def test_an_actor_loads_the_network_once_and_has_one_throughput_file(here: Path) -> None:
     one = maker(here, model="scripted:load=0.3")
-    one.make(0)
+    one.make(0, all_of(here))
     began = time.monotonic()
-    done = [one.make(1), one.make(2)]
+    done = [one.make(1, all_of(here)), one.make(2, all_of(here))]
     assert time.monotonic() - began < 0.6
     (path,) = here.glob("out/_throughput/*.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -90,8 +95,8 @@ def test_an_actor_loads_the_network_once_and_has_one_throughput_file(here: Path)
 
 def test_a_share_made_twice_leaves_each_row_once(here: Path) -> None:
     first, second = maker(here, 0), maker(here, 1)
-    first.make(0)
-    again = second.make(0)
+    first.make(0, all_of(here))
+    again = second.make(0, all_of(here))
     assert again.snapshot.images == 0
     assert again.before.num_done == again.after.num_done == 2
     assert finished(here) == 10
@@ -100,7 +105,7 @@ def test_a_share_made_twice_leaves_each_row_once(here: Path) -> None:
 def test_an_actor_that_is_told_to_stop_commits_what_is_finished(here: Path) -> None:
     one = maker(here, shares=1, model="scripted:latency=0.05")
     done: list[ShareDone] = []
-    thread = threading.Thread(target=lambda: done.append(one.make(0)))
+    thread = threading.Thread(target=lambda: done.append(one.make(0, all_of(here))))
     thread.start()
     while (standing := one.standing()) is None or standing.snapshot.images < 8:
         time.sleep(0.01)
@@ -109,15 +114,15 @@ def test_an_actor_that_is_told_to_stop_commits_what_is_finished(here: Path) -> N
     assert done[0].stopped == "a test"
     made = done[0].snapshot.images
     assert 8 <= made < 30
-    rest = maker(here, 1, shares=1).make(0)
+    rest = maker(here, 1, shares=1).make(0, all_of(here))
     assert rest.before.num_rows == made
     assert (rest.snapshot.images, finished(here)) == (30 - made, 30)
 
 
 def test_a_wrong_request_is_told_by_the_actor_in_a_line(here: Path) -> None:
-    maker(here).make(0)
+    maker(here).make(0, all_of(here))
     with pytest.raises(RequestError, match="made with other settings"):
-        maker(here, model="scripted:fail=x").make(1)
+        maker(here, model="scripted:fail=x").make(1, all_of(here))
 
 
 def test_the_share_of_a_dead_actor_is_the_next_one(here: Path) -> None:
@@ -137,7 +142,7 @@ def test_the_total_is_told_from_the_shares_that_are_known(here: Path) -> None:
     assert board.standing(1.0, 1).num_total is None
     one = maker(here)
     board.give(0)
-    board.settle(0, one.make(0))
+    board.settle(0, one.make(0, all_of(here)))
     board.give(0)
     board.standings[1] = Standing(3, 10, Snapshot(images=3))
     standing = board.standing(2.0, 1)
