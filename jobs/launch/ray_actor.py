@@ -38,14 +38,12 @@ class ShareDone:
 class ShareMaker:
     """One actor; its methods may be called on several threads at once, `make` on one."""
 
-    def __init__(
-        self, config: RunConfig, shards: list[Shard], number: int, num_shares: int
-    ) -> None:
+    def __init__(self, config: RunConfig, number: int, num_shares: int) -> None:
         """Remember what the job is; the network is loaded with the first share."""
         self._config = config
         self._num_shares = num_shares
         self._standby = Standby(
-            shards, worker_name(WorkerSettings(Place(number, number + 1, SOURCE)))
+            worker=worker_name(WorkerSettings(Place(number, number + 1, SOURCE)))
         )
         self._stop = Stop(config.limits.grace_seconds)
 
