@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.cluster.install import need_programs
+from scripts.cluster.install import MissingError, need_programs
 from scripts.cluster.ray_scenarios import ray, ray_python
 from scripts.cluster.result import Result
+from scripts.cluster.s3_out import s3_out
+from scripts.cluster.seaweed import PACKAGE as SEAWEED_PACKAGE
+from scripts.cluster.seaweed import install_seaweed
 from scripts.cluster.slurm import PACKAGES as SLURM_PACKAGES
 from scripts.cluster.slurm import PROGRAMS as SLURM_PROGRAMS
 from scripts.cluster.slurm_scenarios import slurm
@@ -36,6 +40,17 @@ def _ray(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
     return ray(folder, ray_python(tools), is_quick=is_quick)
 
 
+def _s3_out(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
+    yield s3_out(folder, tools)
+
+
+def _need_seaweed(tools: Path) -> None:
+    try:
+        install_seaweed(tools)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MissingError(f"{SEAWEED_PACKAGE}: {error}") from None
+
+
 SCENARIOS = {
     "slurm": Scenario(
         "an array of 8 on three nodes: one killed, preemption, a time limit, scancel",
@@ -48,4 +63,9 @@ SCENARIOS = {
         _torchrun,
     ),
     "ray": Scenario("four actors on three nodes: one killed, the driver stopped", ray_python, _ray),
+    "s3-out": Scenario(
+        "from S3 to S3 while connections break, workers and the server are killed, and one looks",
+        _need_seaweed,
+        _s3_out,
+    ),
 }
