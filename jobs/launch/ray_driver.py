@@ -12,8 +12,10 @@ shares that never began. A share may so be made twice; commits are such that it 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,9 @@ from pipeline.records import Shard
 
 POLL_SECONDS = 0.5
 THREADS = 4  # of an actor: one makes a share, the others answer
+PING_SECONDS = 1.0  # between two calls to an actor that does not answer
+MAX_DEATHS = 20
+MAX_REASON = 400
 POLITE_SECONDS = 30.0  # beyond the grace, for actors that are to stop
 
 
@@ -98,6 +103,9 @@ class Driver:
     _pings: dict[Any, int] = field(default_factory=dict)  # a promise -> its actor
     _asked: dict[Any, int] = field(default_factory=dict)  # standings, by share
     _put: Any = None  # the shards, in Ray's store
+    _away: dict[int, float] = field(default_factory=dict)  # since when an actor does not answer
+    _deaths: Counter[int] = field(default_factory=Counter)  # answers in a row that say it is dead
+    _dead: dict[int, str] = field(default_factory=dict)  # those of which no more is hoped, and why
     _told: float = 0.0  # when the actors were told to stop
 
     def run(self) -> RunResult | None:
@@ -113,6 +121,7 @@ class Driver:
         try:
             while not self._board.is_over and not self._is_too_late():
                 self._tell_stop()
+                self._call()
                 self._hand_out()
                 self._gather()
                 self.display.show(self._board.standing(time.perf_counter() - began, count))
@@ -151,6 +160,17 @@ class Driver:
             self._actors.append(actor)
             self._pings[actor.ping.remote()] = number
 
+    def _call(self) -> None:
+        """Ask the actors that are away whether they are back; JobError if none ever will be."""
+        now = time.monotonic()
+        for number, since in list(self._away.items()):
+            if now - since >= PING_SECONDS:
+                del self._away[number]
+                self._pings[self._actors[number].ping.remote()] = number
+        if len(self._dead) == len(self._actors):
+            reason = _last_words(next(iter(self._dead.values())))
+            raise JobError(f"no actor lives, and Ray starts none again: {reason}")
+
     def _hand_out(self) -> None:
         while self._idle and self._board.waiting:
             number = self._idle.pop()
@@ -165,6 +185,7 @@ class Driver:
         """Wait a little, and take what has come."""
         awaited = [*self._makes, *self._pings]
         if not awaited:
+            time.sleep(POLL_SECONDS)
             return
         self.ray.wait(awaited, num_returns=1, timeout=POLL_SECONDS)
         promises = [*awaited, *self._asked]
@@ -183,7 +204,7 @@ class Driver:
         except self.ray.exceptions.RayActorError:
             number = self._board.lose(share)
             self.display.say(f"actor {number} is gone; its share waits for another")
-            self._pings[self._actors[number].ping.remote()] = number
+            self._away[number] = time.monotonic()
             return
         except self.ray.exceptions.RayTaskError as error:
             raise _explained(error) from None
@@ -196,9 +217,18 @@ class Driver:
         """Take an actor into the idle list once it has answered."""
         try:
             self.ray.get(promise)
-        except self.ray.exceptions.RayActorError:
-            self._pings[self._actors[number].ping.remote()] = number
+        except self.ray.exceptions.ActorUnavailableError:
+            self._away[number] = time.monotonic()
+        except self.ray.exceptions.RayActorError as error:
+            # Seldom the end of it: Ray says so too while it finds out that a node is dead.
+            self._deaths[number] += 1
+            if self._deaths[number] < MAX_DEATHS:
+                self._away[number] = time.monotonic()
+            else:
+                self._dead[number] = str(error)
+                self.display.say(f"actor {number} does not come back")
         else:
+            self._deaths[number] = 0
             self._idle.append(number)
 
     def _note(self, promise: Any, share: int) -> None:
@@ -221,6 +251,13 @@ class Driver:
         """True once actors that were told to stop have had the time for it."""
         patience = self.config.limits.grace_seconds + POLITE_SECONDS
         return bool(self._told) and time.monotonic() - self._told > patience
+
+
+def _last_words(text: str) -> str:
+    """Return the line of a trace that names the error, or its first one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception): ", line)]
+    return [*lines[:1], *named][-1][:MAX_REASON]
 
 
 def _explained(error: Any) -> CaptionJobError:

@@ -15,6 +15,7 @@ from jobs.config import LimitSettings, RunConfig
 from jobs.display import Standing
 from jobs.launch.ray_actor import ShareDone, ShareMaker
 from jobs.launch.ray_board import Board, num_shares
+from jobs.launch.ray_driver import _last_words as last_words
 from pipeline.captioner import SpeedSettings
 from pipeline.errors import JobError, RequestError
 from pipeline.fixtures import make_photo_shard
@@ -156,6 +157,15 @@ def test_shares_are_few_where_a_shard_would_be_cut_for_them(
     shards: int, actors: int, wanted: int
 ) -> None:
     assert num_shares(shards, actors) == wanted
+
+
+def test_of_a_trace_the_line_that_names_the_error_is_told() -> None:
+    trace = """The actor died because of an error raised in its creation task
+      File "x.py", line 4, in __init__
+    ModuleNotFoundError: No module named 'jobs'
+    """
+    assert last_words(trace) == "ModuleNotFoundError: No module named 'jobs'"
+    assert last_words("The node died.\n class_name: X") == "The node died."
 
 
 def test_relative_paths_are_refused(here: Path) -> None:
