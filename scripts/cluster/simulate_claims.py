@@ -34,6 +34,7 @@ class Scene:
     workers: int = 1000
     shards: int = 100_000
     images: int = 10_000  # of a shard, on average
+    spread: float = 0.2  # of shards' work, log-normal: two of three are within 20 %
     images_per_second: float = 100.0  # of a worker, on average
     die: float = 0.05  # share of the workers that die without a word
     preempt: float = 0.1  # that are stopped, and started again a minute later
@@ -104,7 +105,9 @@ class Simulation:
         chance = random.Random(scene.seed)
         self._units = [Slice(Shard(f"s-{i:07d}", f"/s-{i:07d}.tar")) for i in range(scene.shards)]
         self._index = UnitIndex(self._units)
-        self._seconds = [chance.lognormvariate(-0.125, 0.5) for _ in range(scene.shards)]
+        self._seconds = [
+            chance.lognormvariate(-(scene.spread**2) / 2, scene.spread) for _ in range(scene.shards)
+        ]
         self._committed = [0.0] * scene.shards  # of each shard's work
         self.store.finals.update(f"{unit.id}.parquet" for unit in self._units[:done])
         self._chance = chance
