@@ -33,6 +33,7 @@ class Scene:
 
     workers: int = 1000
     shards: int = 100_000
+    done: int = 0  # of these, finished by an earlier run: all workers start anew
     images: int = 10_000  # of a shard, on average
     spread: float = 0.2  # of shards' work, log-normal: two of three are within 20 %
     images_per_second: float = 100.0  # of a worker, on average
@@ -51,7 +52,7 @@ class Scene:
     @property
     def fair_seconds(self) -> float:
         """What the job would take if nothing went wrong and nothing cost anything."""
-        return self.shards * self.shard_seconds / self.workers
+        return (self.shards - self.done) * self.shard_seconds / self.workers
 
 
 @dataclass(slots=True)
@@ -94,9 +95,9 @@ class WorkerClock:
 
 
 class Simulation:
-    """One run of one scene; `done` shards have their files already."""
+    """One run of one scene."""
 
-    def __init__(self, scene: Scene, done: int = 0) -> None:
+    def __init__(self, scene: Scene) -> None:
         """Set the scene."""
         self.scene = scene
         self.outcome = Outcome()
@@ -109,7 +110,7 @@ class Simulation:
             chance.lognormvariate(-(scene.spread**2) / 2, scene.spread) for _ in range(scene.shards)
         ]
         self._committed = [0.0] * scene.shards  # of each shard's work
-        self.store.finals.update(f"{unit.id}.parquet" for unit in self._units[:done])
+        self.store.finals.update(f"{unit.id}.parquet" for unit in self._units[: scene.done])
         self._chance = chance
 
     def run(self) -> Outcome:
@@ -223,7 +224,8 @@ def lines_of(scene: Scene, outcome: Outcome) -> list[str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in outcome.requests.items())
     work = max(1e-9, outcome.work_seconds)
     return [
-        f"{scene.workers:,} workers, {scene.shards:,} shards of {scene.images:,} images, "
+        f"{scene.workers:,} workers, {scene.shards:,} shards ({scene.done:,} done) of "
+        f"{scene.images:,} images, "
         f"{scene.images_per_second:g} images/s each",
         f"ended after {outcome.seconds:,.0f} s, {outcome.seconds / scene.fair_seconds:.3f} times "
         f"the fair {scene.fair_seconds:,.0f} s; {outcome.done:,} files",
@@ -247,15 +249,12 @@ def main() -> None:
     for name, value in asdict(plain).items():
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=type(value), default=value)
-    parser.add_argument("--done", type=int, default=0, help="Shards that are finished already.")
-    asked = vars(parser.parse_args())
-    done = asked.pop("done")
-    scene = Scene(**asked)
+    scene = Scene(**vars(parser.parse_args()))
     began = time.perf_counter()
-    outcome = Simulation(scene, done).run()
+    outcome = Simulation(scene).run()
     print("\n".join(lines_of(scene, outcome)))
     print(f"simulated in {time.perf_counter() - began:.0f} s")
-    print(json.dumps({"scene": asdict(scene), "done": done, "outcome": asdict(outcome)}))
+    print(json.dumps({"scene": asdict(scene), "outcome": asdict(outcome)}))
 
 
 if __name__ == "__main__":
