@@ -293,7 +293,7 @@ class Run:
         self.standby.meter = meter
         reporter = Reporter(meter, log, self.display, self.stop)
         try:
-            with Ticker(reporter.tick, TICK_SECONDS) as ticker:
+            with Ticker(reporter.tick, TICK_SECONDS, self._give_up) as ticker:
                 self._answer(captioner, feed, store, ticker)
                 feed.settle_events()
                 store.close()
@@ -303,6 +303,10 @@ class Run:
         finally:
             log.close()
             _close(prefetcher)
+
+    def _give_up(self, error: Exception) -> None:
+        """End the wait for shards, or for other workers; the error is raised after it."""
+        self.stop.request(str(error))
 
     def _answer(self, captioner: Captioner, feed: Feed, store: Store, ticker: Ticker) -> None:
         """Pull captions until there are no more, or the grace of a stop is over."""

@@ -10,8 +10,17 @@ from types import TracebackType
 class Ticker:
     """Calls `tick` every `seconds`; what it raises waits for `check` on the main thread."""
 
-    def __init__(self, tick: Callable[[], None], seconds: float) -> None:
-        """Prepare the thread; it starts with the context."""
+    def __init__(
+        self,
+        tick: Callable[[], None],
+        seconds: float,
+        on_error: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        """Prepare the thread; it starts with the context. `on_error` is told of the first error.
+
+        The main thread may be waiting, and would not come to `check` without being told.
+        """
+        self._on_error = on_error
         self._tick = tick
         self._seconds = seconds
         self._end = threading.Event()
@@ -42,4 +51,5 @@ class Ticker:
                 self._tick()
             except Exception as error:  # the disk, mostly; the main thread explains it
                 self._error = error
+                self._on_error(error)
                 return

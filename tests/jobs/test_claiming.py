@@ -20,7 +20,7 @@ from jobs.ranks import Place
 from jobs.result import RunResult
 from jobs.run import Plan, Run
 from jobs.stopping import Stop, StopClock
-from pipeline.errors import RequestError
+from pipeline.errors import JobError, RequestError
 from pipeline.fixtures import make_photo_shard
 from pipeline.input.dealing import Slice, units
 from pipeline.input.shards import expand_shards
@@ -28,6 +28,7 @@ from pipeline.output import leases
 from pipeline.output.leases import CLAIMS, ClaimNames, Lease
 from pipeline.output.local import LocalFolder
 from pipeline.records import Sample, Shard
+from pipeline.throughput import ThroughputLog
 from scripts.cluster.simulate_claims import Outcome, Scene, Simulation
 from scripts.cluster.simulated import Latencies, SimulatedFolder
 from tests.commands import captionjob, start
@@ -366,3 +367,21 @@ def test_of_very_many_shards_each_worker_looks_at_its_share(
     monkeypatch.setattr("jobs.run.MAX_LOOKED_AT", 0)
     states = Plan.make(claiming(config, 1, 2)).before.shards
     assert [(state.is_done, state.num_rows) for state in states] == [(True, 40), (True, 0)]
+
+
+def test_a_worker_that_waits_for_others_ends_if_its_rows_cannot_be_written(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease lives as long as it waits, so that the others would wait for it too."""
+
+    def full(*_: object) -> None:
+        raise JobError("no space left")
+
+    folder = LocalFolder(Path(config.out))
+    worker = replace(config, worker=WorkerSettings(Place(), 1, True))
+    folder.prepare()
+    (folder.path / "_job.json").write_text(worker.record(worker.source()).to_json())
+    leases.take(folder, Lease(expand_shards(config.shards)[1].id, 1), "somebody who lives")
+    monkeypatch.setattr(ThroughputLog, "write", full)  # by the ticker, while the rest waits
+    with pytest.raises(JobError, match="no space left"):
+        Run(worker).run()
