@@ -375,13 +375,15 @@ def test_a_worker_that_waits_for_others_ends_if_its_rows_cannot_be_written(
     """Its lease lives as long as it waits, so that the others would wait for it too."""
 
     def full(*_: object) -> None:
-        raise JobError("no space left")
+        if files_of(Path(config.out)):  # all captions are made: it waits
+            raise JobError("no space left")
 
     folder = LocalFolder(Path(config.out))
     worker = replace(config, worker=WorkerSettings(Place(), 1, True))
     folder.prepare()
     (folder.path / "_job.json").write_text(worker.record(worker.source()).to_json())
     leases.take(folder, Lease(expand_shards(config.shards)[1].id, 1), "somebody who lives")
+    monkeypatch.setattr("jobs.metering.LOG_SECONDS", 0.1)
     monkeypatch.setattr(ThroughputLog, "write", full)  # by the ticker, while the rest waits
     with pytest.raises(JobError, match="no space left"):
         Run(worker).run()
