@@ -109,6 +109,7 @@ class Claims:
         self._sights: dict[str, _Sight] = {}
         self._tries: Counter[str] = Counter()
         self._num_beats = 0
+        self.is_waiting = False  # for other workers, with nothing to read
         self._num_misses = 0  # since the folder was listed
         self._random = random.Random(worker)
         self._lock = threading.Lock()
@@ -126,6 +127,8 @@ class Claims:
             place = self._take()
         except OSError as error:
             raise JobError(f"{CLAIMS} cannot be read or written: {error}") from error
+        finally:
+            self.is_waiting = False
         return None if place is None else self._map.units[place]
 
     def beat(self) -> None:
@@ -186,6 +189,7 @@ class Claims:
             place = self._find()
             if place is not None or not self._map.others():
                 return place
+            self.is_waiting = True
             began = self._clock.now()
             is_going_on = self._clock.sleep(pause * self._random.uniform(0.7, 1.3))
             self.counters.idle_seconds += self._clock.now() - began

@@ -8,7 +8,6 @@ ShardStream ──► Sample ──► Preparer ──► Request ──► Feed
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -230,6 +229,9 @@ class Preparer:
         ]
 
 
+SETTLE_SECONDS = 0.2  # between looks at what else is to be done, while the network waits
+
+
 class Feed:
     """The captioner's source of requests; error rows and news of shards go to the store."""
 
@@ -248,7 +250,7 @@ class Feed:
         self._store = store
         self._stop = stop
         self._add_row = add_row
-        self._settling = threading.Lock()
+        self._num_out = 0  # rows that are still to come of requests that were handed out
         self._doubles = doubles
         self._starved_since: float | None = None
         self._starved_seconds = 0.0
@@ -270,19 +272,37 @@ class Feed:
         return requests
 
     def _take(self, max_requests: int, *, block: bool) -> list[Request]:
+        """Take what is ready, or wait.
+
+        Where shards are taken by lease the loader may itself be waiting, for the end of another
+        worker's shard, and that worker for ours. So while this waits it tells the store of ends,
+        and gives up on a fuller batch: what was handed out is to be answered first.
+        """
         while not self._stop.is_requested:
-            results = self._prefetcher.take(max_requests, block=block)
+            results = self._prefetcher.take(max_requests, block=block, seconds=SETTLE_SECONDS)
             with self._stop.protected():
                 self.settle_events()
                 for result in results:
                     self._receive(result)
             requests = [result for result in results if isinstance(result, Request)]
-            if requests or not block or not results:
+            if requests or not block or (not results and self._is_to_go_on):
+                self._num_out += len(requests) * self._stream.num_captions
                 return requests
         return []
 
+    @property
+    def _is_to_go_on(self) -> bool:
+        """Whether waiting for a further request is of no use now."""
+        claims = self._stream.claims
+        is_waiting = claims is not None and claims.is_waiting and self._num_out > 0
+        return is_waiting or self._prefetcher.is_exhausted
+
     def put(self, row: Row) -> None:
-        """Hand on the row of an answer or an error, and of the doubles that waited for it."""
+        """Hand on the row of an answer, and of the doubles that waited for it."""
+        self._num_out -= 1
+        self._hand_on(row)
+
+    def _hand_on(self, row: Row) -> None:
         for one in [row] if self._doubles is None else self._doubles.settle(row):
             self._add_row(one)
 
@@ -292,7 +312,7 @@ class Feed:
             self._doubles.enter(_shard_of(result))
         if isinstance(result, list):
             for row in result:
-                self.put(row)
+                self._hand_on(row)
         elif isinstance(result, Double):
             assert self._doubles is not None, "only they make one"
             for row in self._doubles.join(result):
@@ -304,15 +324,7 @@ class Feed:
         return self._stop.is_requested or self._prefetcher.is_exhausted
 
     def settle_events(self) -> None:
-        """Tell the store which shards began, ended or failed; before any row that comes after.
-
-        To be called now and then while `take` waits too: where shards are taken by lease the
-        loader may be waiting for another worker, which waits for the end of one of ours.
-        """
-        with self._settling:
-            self._settle()
-
-    def _settle(self) -> None:
+        """Tell the store which shards began, ended or failed; before any row that comes after."""
         events = self._stream.events
         while events:
             event = events.popleft()

@@ -88,7 +88,6 @@ class Reporter:
         if self.stop.is_requested and not self.has_said_stop:
             self.has_said_stop = True
             self.display.say(f"stopping ({self.stop.reason}): committing what is finished")
-        self.meter.feed.settle_events()
         self.meter.store.commit_if_due()
         if time.monotonic() >= self.next_log:
             self.next_log = time.monotonic() + LOG_SECONDS

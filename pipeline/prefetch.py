@@ -83,16 +83,17 @@ class Prefetcher(Generic[T, R]):
         for thread in self._threads:
             thread.start()
 
-    def take(self, max_items: int, *, block: bool) -> list[R]:
+    def take(self, max_items: int, *, block: bool, seconds: float | None = None) -> list[R]:
         """Return up to `max_items` results that are ready; with `block`, wait for at least one.
 
-        An empty list after a blocking call means that no more will come.
+        An empty list after a blocking call means that no more will come, or, with `seconds`,
+        that none came in this time.
         """
         with self._changed:
             if block:
                 began = time.perf_counter()
                 try:
-                    self._changed.wait_for(lambda: self._is_ready or self._is_finished)
+                    self._changed.wait_for(lambda: self._is_ready or self._is_finished, seconds)
                 finally:
                     self.waiting_seconds += time.perf_counter() - began
             taken: list[R] = []

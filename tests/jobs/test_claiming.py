@@ -20,6 +20,7 @@ from jobs.ranks import Place
 from jobs.result import RunResult
 from jobs.run import Plan, Run
 from jobs.stopping import Stop, StopClock
+from pipeline.captioner import SpeedSettings
 from pipeline.errors import JobError, RequestError
 from pipeline.fixtures import make_photo_shard
 from pipeline.input.dealing import Slice, units
@@ -367,6 +368,31 @@ def test_of_very_many_shards_each_worker_looks_at_its_share(
     monkeypatch.setattr("jobs.run.MAX_LOOKED_AT", 0)
     states = Plan.make(claiming(config, 1, 2)).before.shards
     assert [(state.is_done, state.num_rows) for state in states] == [(True, 40), (True, 0)]
+
+
+def test_a_batch_that_is_not_full_does_not_wait_for_other_workers(config: RunConfig) -> None:
+    """The networks wait for a full batch; what others hold may never come, or wait for ours."""
+    folder = LocalFolder(Path(config.out))
+    worker = replace(
+        config,
+        model="default",
+        speed=SpeedSettings(slots=64, prefill_batch=64),
+        worker=WorkerSettings(Place(), 1, True),
+    )
+    folder.prepare()
+    (folder.path / "_job.json").write_text(worker.record(worker.source()).to_json())
+    shards = expand_shards(config.shards)
+    lease = Lease(shards[0].id, 1)
+    leases.take(folder, lease, "somebody who lives")
+    stop = Stop()
+    thread = threading.Thread(target=Run(worker, stop).run)
+    thread.start()
+    end = time.monotonic() + 60
+    while not (folder.path / f"{shards[1].id}.parquet").exists():
+        assert time.monotonic() < end, "three images wait for sixty-one more"
+        time.sleep(0.05)
+    stop.request("the end of the test")
+    thread.join(timeout=60)
 
 
 def test_a_worker_that_waits_for_others_ends_if_its_rows_cannot_be_written(
