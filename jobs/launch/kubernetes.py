@@ -102,8 +102,11 @@ def kubernetes_manifest(settings: KubernetesSettings, run: RunWords) -> str:
     """
     run.need_absolute("a pod")
     out = str(run.options["out"])
-    if "://" not in out and not any(volume.holds(out) for volume in settings.volumes):
-        raise RequestError(f"--out {out!r} is in no --pvc: its rows would end with their pod")
+    writable = (volume for volume in settings.volumes if not volume.is_read_only)
+    if "://" not in out and not any(volume.holds(out) for volume in writable):
+        raise RequestError(
+            f"--out {out!r} is in no --pvc that can be written: its rows would end with their pod"
+        )
     namespace = f" -n {settings.namespace}" if settings.namespace else ""
     verify = shell_line(["captionjob", "verify", *run.verify_words]).replace("\n", " ")
     comments = (

@@ -87,6 +87,13 @@ def test_volumes_secrets_and_gpus_reach_the_container(tmp_path: Path) -> None:
     assert one["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
+def test_rows_that_go_to_a_store_need_no_volume(tmp_path: Path) -> None:
+    run = ("--", "--shards", "s3://bucket/*.tar", "--out", "s3://bucket/captions")
+    spec = manifest(tmp_path, "--secret=s3-keys", run=run)["spec"]["template"]["spec"]
+    assert "volumes" not in spec
+    assert spec["containers"][0]["args"] == ["run", *run[1:]]
+
+
 def test_a_prompt_reaches_the_worker_letter_by_letter(tmp_path: Path) -> None:
     """Kubernetes fills in $(NAME), and makes one $ of two."""
     prompt = 'Say "yes": $(HOME) $$ {json.title} naïve\n- # \x07 no'
@@ -100,6 +107,10 @@ def test_a_prompt_reaches_the_worker_letter_by_letter(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--pvc=data:/elsewhere", *RUN], "--out '/data/captions' is in no --pvc"),
+        (
+            ["--pvc=data:/data:ro", *RUN],
+            "--out '/data/captions' is in no --pvc that can be written",
+        ),
         (["--pvc=data", *RUN], "--pvc is 'data'"),
         (["--pvc=data:/data", "--", *RUN[1:3], "--out", "out"], "--out 'out' is relative"),
         (["--pvc=data:/data", "--", "--shards=a.tar", *RUN[3:]], "--shards 'a.tar' is relative"),
