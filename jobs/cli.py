@@ -23,6 +23,7 @@ from jobs.run_options import (
     INPUT_OPTIONS,
     MODEL_OPTIONS,
     SPEED_OPTIONS,
+    SPOOL_OPTIONS,
 )
 from jobs.stopping import nothing_done_yet
 from jobs.terminal import printable
@@ -69,6 +70,7 @@ def cli() -> None:
 @MODEL_OPTIONS
 @CAPTION_OPTIONS
 @SPEED_OPTIONS
+@SPOOL_OPTIONS
 @END_OPTIONS
 def run(**options: Any) -> None:
     """Caption every image of the shards, or go on where an earlier run ended.

@@ -18,6 +18,7 @@ from pipeline.output.store import CommitSettings
 from pipeline.output.waiting import STORE_RETRY_SECONDS, Waiting
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.records import Columns
+from pipeline.remote.spool import SpoolSettings
 
 MIN_IMAGES_FOR_RATE = 100  # before that, an error rate says little
 
@@ -86,6 +87,7 @@ class RunConfig:
     allow_pipe: bool = False
     has_lenient_end: bool = False
     columns: Columns = field(default_factory=Columns)  # of Parquet shards
+    spool: SpoolSettings | None = None  # of remote tars
     retry: frozenset[str] = frozenset()  # statuses of finished shards' rows to make again
 
     def __post_init__(self) -> None:

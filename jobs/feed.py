@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import BinaryIO
 
 from jobs.claiming import Claims
 from jobs.doubles import Double, Doubles, content_of
@@ -23,13 +25,16 @@ from pipeline.images.pixel_room import PixelRoom
 from pipeline.input.dealing import Slice
 from pipeline.input.identity import ShardIdentity, identify
 from pipeline.input.reader import ReaderSettings, ShardStats, read_shard
+from pipeline.input.shards import open_shard
 from pipeline.output.folder import OutFolder
 from pipeline.output.resume import ShardState, tidy
 from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.prefetch import Prefetcher
 from pipeline.prompts import PromptTemplate, kept_fields
-from pipeline.records import Request, Row, Sample
+from pipeline.records import Request, Row, Sample, Shard
+from pipeline.remote.addresses import is_remote
+from pipeline.remote.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class ShardStream:
     claims: Claims | None = None  # where slices are taken one by one
     is_limited: bool = False  # the limit was reached before the end of a shard
     num_counted: int = 0  # images of shards that turned out to be done already
+    spool: Spool | None = None  # of remote shards
+    notes: deque[str] = field(default_factory=deque)  # of connections that are made anew
     num_elsewhere: int = 0  # images that the reader passed and that other workers caption
 
     @property
@@ -116,6 +123,11 @@ class ShardStream:
         skipped = sum(stats.num_skipped for stats in self.all_stats)
         return self.num_counted + max(0, skipped - self.num_elsewhere)
 
+    def close(self) -> None:
+        """Forget what was fetched ahead."""
+        if self.spool is not None:
+            self.spool.close()
+
     def __iter__(self) -> Iterator[Sample]:
         num_left = self.limit
         for mine in self.claims or self.slices:
@@ -133,6 +145,8 @@ class ShardStream:
         state = retry_state(self.out, mine.shard, self.fingerprint, self.retry)
         tidy(self.out, state.leftovers)
         if state.is_done:
+            if self.spool is not None:
+                self.spool.skip(mine.shard)
             num_images = state.num_rows // self.num_captions
             self.num_counted += round(num_images * mine.share)
             if self.claims is not None:
@@ -143,8 +157,12 @@ class ShardStream:
         self.all_stats.append(stats)
         skip = _Skip(self, mine, state.committed)
         try:
-            self.events.append(ShardBegan(mine, state, identify(mine.shard)))
-            for sample in read_shard(mine.shard, self.settings, skip=skip, stats=stats):
+            identity = identify(mine.shard)
+            self.events.append(ShardBegan(mine, state, identity))
+            open_tar = partial(self._open, identity)
+            for sample in read_shard(
+                mine.shard, self.settings, skip=skip, stats=stats, open_tar=open_tar
+            ):
                 if max_images is not None and sample.ref.index >= max_images:
                     self.is_limited = True
                     return max_images
@@ -155,6 +173,14 @@ class ShardStream:
         except ShardError as error:
             self.events.append(ShardFailed(mine, error))
         return stats.num_images
+
+    def _open(self, identity: ShardIdentity, shard: Shard) -> BinaryIO:
+        """Open what was identified: from the spool, if it is in there."""
+        stamp = (identity.size, identity.mtime_ns)
+        spooled = None
+        if self.spool is not None and is_remote(shard.url):
+            spooled = self.spool.open(shard, stamp)
+        return spooled or open_shard(shard, stamp=stamp, note=self.notes.append)
 
 
 @dataclass(frozen=True, slots=True)

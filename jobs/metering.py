@@ -84,6 +84,8 @@ class Reporter:
     def tick(self) -> None:
         """Do what is due."""
         standing = self.meter.standing()
+        while self.meter.stream.notes:
+            self.display.say(f"again: {self.meter.stream.notes.popleft()}")
         self.display.show(standing)
         if self.stop.is_requested and not self.has_said_stop:
             self.has_said_stop = True

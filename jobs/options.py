@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jobs.claiming import ClaimSettings
@@ -17,6 +18,7 @@ from pipeline.images.opening import ImageSettings
 from pipeline.output.retry import parse_retry
 from pipeline.output.store import CommitSettings
 from pipeline.records import Columns
+from pipeline.remote.spool import SpoolSettings
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -78,8 +80,16 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         allow_pipe=options["allow_pipe"],
         has_lenient_end=options["lenient_end"],
         columns=Columns(options["image_column"], options["key_column"]),
+        spool=_spool(options),
         retry=_retry(options["retry"], is_failed=options["retry_failed"]),
     )
+
+
+def _spool(options: Mapping[str, Any]) -> SpoolSettings | None:
+    if options["spool"] is None:
+        return None
+    folder = Path(options["spool"])
+    return SpoolSettings(folder, options["spool_bytes"], options["spool_shards"])
 
 
 def _retry(text: str | None, *, is_failed: bool) -> frozenset[str]:

@@ -6,7 +6,8 @@ import contextlib
 import secrets
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +29,7 @@ from pipeline.freed_memory import give_back_freed_memory
 from pipeline.input.checks import check_fields
 from pipeline.input.dealing import Slice, deal, units
 from pipeline.input.reader import ReaderSettings
-from pipeline.input.shards import expand_shards, left_aside, with_columns
+from pipeline.input.shards import expand_shards, is_table, left_aside, with_columns
 from pipeline.output.folder import OutFolder
 from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
 from pipeline.output.leases import CLAIMS
@@ -48,6 +49,8 @@ from pipeline.output.waiting import Waiting
 from pipeline.prefetch import Prefetcher, PrefetchLimits
 from pipeline.prompts import PromptTemplate, fields_needed
 from pipeline.records import Row, Sample, Shard
+from pipeline.remote.addresses import is_remote
+from pipeline.remote.spool import Spool
 from pipeline.throughput import Snapshot, ThroughputLog
 from pipeline.verdict import Tuning
 
@@ -187,13 +190,14 @@ class Run:
         config, claims = self.config, stream.claims
         store = Store(plan.out, plan.record, config.schema, config.commit, worker, claims)
         snapshot = Snapshot(resumed_rows=plan.before.num_rows)
-        captioner = self._load(plan.source) if stream.slices else None
-        if captioner is not None:
-            self._claim(plan)
-            with claims.held() if claims else contextlib.nullcontext():
-                snapshot = self._caption(captioner, plan, stream, store, worker)
-            plan.out.prune(CLAIMS)
-            self._note_blank(captioner, plan, snapshot)
+        with contextlib.closing(stream):
+            captioner = self._load(plan.source) if stream.slices else None
+            if captioner is not None:
+                self._claim(plan)
+                with claims.held() if claims else contextlib.nullcontext():
+                    snapshot = self._caption(captioner, plan, stream, store, worker)
+                plan.out.prune(CLAIMS)
+                self._note_blank(captioner, plan, snapshot)
         return RunResult(
             out=plan.out,
             before=plan.before,
@@ -212,16 +216,20 @@ class Run:
         limit = self.config.limits.samples
         # A limit counts the samples of finished shards too.
         is_wanted = [limit is not None or not state.is_done for state in plan.before.shards]
+        slices = [one for one, wanted in zip(plan.slices, is_wanted, strict=True) if wanted]
+        notes: deque[str] = deque()
         return ShardStream(
             out=plan.out,
             fingerprint=plan.record.fingerprint,
-            slices=[one for one, wanted in zip(plan.slices, is_wanted, strict=True) if wanted],
+            slices=slices,
             settings=plan.reader_settings,
             stop=self.stop,
             num_captions=self.config.sampling.num_captions,
             retry=self.config.retry,
             limit=limit,
             claims=self._claims(plan, worker) if self.config.worker.is_claiming else None,
+            spool=self._spool([one.shard for one in slices], notes.append),
+            notes=notes,
         )
 
     def _claims(self, plan: Plan, worker: str) -> Claims:
@@ -240,6 +248,17 @@ class Run:
             start=start,
             settings=self.config.worker.claims,
         )
+
+    def _spool(self, shards: list[Shard], note: Callable[[str], None]) -> Spool | None:
+        """Begin to fetch remote tars, while the weights load; a table is read here and there."""
+        remote = [one for one in shards if is_remote(one.url) and not is_table(one)]
+        if self.config.spool is None or not remote:
+            return None
+        self.config.spool.check()
+        # Who claims shards knows which is next no sooner than it is.
+        spool = Spool(self.config.spool, [] if self.config.worker.is_claiming else remote, note)
+        spool.start()
+        return spool
 
     def _load(self, source: ModelSource) -> Captioner | None:
         """Load the weights, or take those at hand; None if the run was stopped meanwhile."""

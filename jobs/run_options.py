@@ -211,6 +211,27 @@ SPEED_OPTIONS = _options(
         help="With --claim: a worker that is silent for so long has died.",
     ),
 )
+SPOOL_OPTIONS = _options(
+    click.option(
+        "--spool",
+        metavar="FOLDER",
+        help="Fetch remote tars ahead to this disk, so that network and captioner overlap.",
+    ),
+    click.option(
+        "--spool-bytes",
+        type=int,
+        default=4 << 30,
+        show_default=True,
+        help="What the spool may hold.",
+    ),
+    click.option(
+        "--spool-shards",
+        type=int,
+        default=2,
+        show_default=True,
+        help="Shards fetched at once, the one being read among them.",
+    ),
+)
 END_OPTIONS = _options(
     click.option(
         "--limit", type=int, metavar="N", help="Caption the first N samples of the job only."

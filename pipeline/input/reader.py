@@ -20,7 +20,7 @@ blocks instead. What makes a sample:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Set
+from collections.abc import Callable, Container, Iterator, Set
 from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
@@ -76,6 +76,7 @@ def read_shard(
     *,
     skip: Container[int] = (),
     stats: ShardStats | None = None,
+    open_tar: Callable[[Shard], BinaryIO] = open_shard,
 ) -> Iterator[Sample]:
     """Return a shard's samples in order, all but those whose index is in `skip`.
 
@@ -93,13 +94,17 @@ def read_shard(
         from pipeline.input.table import read_table
 
         return read_table(shard, settings, skip, stats)
-    return _read_tar(shard, settings, skip, stats)
+    return _read_tar(shard, settings, skip, stats, open_tar)
 
 
 def _read_tar(
-    shard: Shard, settings: ReaderSettings, skip: Container[int], stats: ShardStats
+    shard: Shard,
+    settings: ReaderSettings,
+    skip: Container[int],
+    stats: ShardStats,
+    open_tar: Callable[[Shard], BinaryIO],
 ) -> Iterator[Sample]:
-    with open_shard(shard) as file:
+    with open_tar(shard) as file:
         raw = ReadAhead(cast(BinaryIO, CountedFile(file, stats)), stats.note_jump)
         archive = Archive(
             decompressed(raw, shard.url), shard.url, has_lenient_end=settings.has_lenient_end
