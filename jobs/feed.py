@@ -157,7 +157,7 @@ class ShardStream:
         self.all_stats.append(stats)
         skip = _Skip(self, mine, state.committed)
         try:
-            identity = identify(mine.shard)
+            identity = identify(mine.shard, self.notes.append)
             self.events.append(ShardBegan(mine, state, identity))
             open_tar = partial(self._open, identity)
             for sample in read_shard(

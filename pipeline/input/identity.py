@@ -14,7 +14,7 @@ from pipeline.records import Shard
 from pipeline.remote.addresses import is_remote
 from pipeline.remote.objects import object_at
 from pipeline.remote.patience import Patience
-from pipeline.remote.reader import fetch, version_of
+from pipeline.remote.reader import Note, fetch, version_of
 
 SAMPLE_BYTES = 1 << 16  # hashed at the head and at the tail: reading a whole shard twice is dear
 
@@ -64,15 +64,16 @@ def stamp_of(shard: Shard) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def identify(shard: Shard) -> ShardIdentity:
+def identify(shard: Shard, note: Note | None = None) -> ShardIdentity:
     """Return the identity of the file that lies there now; ShardError if none does.
 
-    A command is known by its words alone: that it writes the same bytes again is on the user.
+    `note` is told of each failure of a connection that is made anew. A command is known by its
+    words alone: that it writes the same bytes again is on the user.
     """
     if shard.command is not None:
         return ShardIdentity(shard.url, 0, 0, hashlib.sha256(shard.url.encode()).hexdigest())
     if is_remote(shard.url):
-        return _identify_remote(shard)
+        return _identify_remote(shard, note)
     size, mtime_ns = stamp_of(shard)
     if shard.pictures is not None:
         return ShardIdentity(shard.url, size, mtime_ns, digest_of_pictures(shard))
@@ -88,14 +89,14 @@ def identify(shard: Shard) -> ShardIdentity:
     return ShardIdentity(shard.url, size, mtime_ns, digest.hexdigest())
 
 
-def _identify_remote(shard: Shard) -> ShardIdentity:
+def _identify_remote(shard: Shard, note: Note | None) -> ShardIdentity:
     """Return the identity of one version of an object: its head and tail are of the same one."""
     patience = Patience.from_environment()
     remote = object_at(shard.address or shard.url, patience)
-    version = version_of(remote, patience)
+    version = version_of(remote, patience, note)
     size, number = version.stamp
-    digest = hashlib.sha256(fetch(remote, version, 0, SAMPLE_BYTES, patience))
+    digest = hashlib.sha256(fetch(remote, version, 0, SAMPLE_BYTES, patience, note))
     if size > SAMPLE_BYTES:
         begin = max(SAMPLE_BYTES, size - SAMPLE_BYTES)
-        digest.update(fetch(remote, version, begin, size, patience))
+        digest.update(fetch(remote, version, begin, size, patience, note))
     return ShardIdentity(shard.url, size, number, digest.hexdigest())

@@ -60,7 +60,8 @@ class HttpObject:
                 if _total(answer) != 0:
                     raise fault_of_status(416, _status_text(416))
                 return _version(answer, 0)
-            _refuse_page(answer, _read(answer, 1))
+            first = _first(answer, 1)
+            _refuse_page(answer, first)
             version = _version(answer, _total(answer) if answer.status == 206 else _length(answer))
             if version.size is None and not answer.chunked:
                 raise RemoteError(
@@ -68,7 +69,7 @@ class HttpObject:
                 )
             return version
         finally:
-            answer.close()
+            _let_go(answer)
 
     def open(self, offset: int, end: int | None, version: Version) -> HttpBody:
         """Begin to fetch; see `RemoteObject.open`."""
@@ -82,13 +83,14 @@ class HttpObject:
         answer = self._ask(headers)
         try:
             self._check_status(answer, (200, 206))
+            first = _first(answer, CHUNK)
             is_part = answer.status == 206
             found = _version(answer, _total(answer) if is_part else _length(answer))
             if version.is_other(found):
                 raise RemoteError("changed", "another version came")
             if is_part and _start(answer) != offset:
                 raise RemoteError("refused", f"bytes from {_start(answer)} came, wanted {offset}")
-            return HttpBody(answer, 0 if is_part else offset)
+            return HttpBody(answer, first, 0 if is_part else offset)
         except BaseException:
             answer.close()
             raise
@@ -140,24 +142,51 @@ class HttpObject:
 class HttpBody:
     """The body of one answer, less what was had before."""
 
-    def __init__(self, answer: Any, skip: int) -> None:
-        """Read on from byte `skip` of the answer."""
+    def __init__(self, answer: Any, first: bytes, skip: int) -> None:
+        """Give `first` and what comes behind it, but for the first `skip` bytes of all."""
         self._answer = answer
+        self._first = first
         self._skip = skip
 
     def read(self, max_bytes: int) -> bytes:
         """Return what has come, as soon as anything has."""
         while self._skip:
-            passed = _read(self._answer, min(self._skip, CHUNK))
+            passed = self._next(min(self._skip, CHUNK))
             if not passed:
                 raise RemoteError("transient", "the connection ended early")
             self._skip -= len(passed)
+        return self._next(max_bytes)
+
+    def _next(self, max_bytes: int) -> bytes:
+        if self._first:
+            data, self._first = self._first[:max_bytes], self._first[max_bytes:]
+            return data
         return _read(self._answer, max_bytes)
 
     def close(self) -> None:
         """Close the connection too, unless all of the body was read."""
-        with suppress(Exception):  # nobody wants the rest
-            self._answer.close()
+        _let_go(self._answer)
+
+
+def _let_go(answer: Any) -> None:
+    """Keep the connection for the next request if all of the answer was read, else close it."""
+    with suppress(Exception):  # nobody wants the rest
+        if answer.length_remaining == 0:
+            answer.release_conn()
+        else:
+            answer.close()
+
+
+def _first(answer: Any, max_bytes: int) -> bytes:
+    """Return the first bytes of a body, which prove that the headers before them came whole.
+
+    Where a connection ends inside its headers, http.client takes those that came for all, and
+    half an etag for an etag.
+    """
+    first = _read(answer, max_bytes)
+    if not first and not answer.chunked and _length(answer) != 0:
+        raise RemoteError("transient", "the answer broke off")
+    return first
 
 
 def _read(answer: Any, max_bytes: int) -> bytes:

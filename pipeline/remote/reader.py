@@ -49,16 +49,22 @@ def version_of(remote: RemoteObject, patience: Patience, note: Note | None = Non
 
 
 def fetch(
-    remote: RemoteObject, version: Version, begin: int, end: int, patience: Patience
+    remote: RemoteObject,
+    version: Version,
+    begin: int,
+    end: int,
+    patience: Patience,
+    note: Note | None = None,
 ) -> bytes:
     """Return the bytes from `begin` to `end` of one version; ShardError where they do not come.
 
     Of an object that does not tell its size there may be fewer.
     """
     if version.size is None:
-        with io.BufferedReader(RemoteFile(remote, version, patience)) as whole:
+        with io.BufferedReader(RemoteFile(remote, version, patience, note=note)) as whole:
             return whole.read(end)[begin:]
-    with RemoteFile(remote, version, patience, begin=begin, end=min(end, version.size)) as file:
+    end = min(end, version.size)
+    with RemoteFile(remote, version, patience, begin=begin, end=end, note=note) as file:
         return file.read()
 
 

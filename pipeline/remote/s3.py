@@ -117,7 +117,10 @@ def _endpoint(scoped: dict[str, Any]) -> str:
 
 def _fault_of(error: Exception) -> RemoteError:
     from botocore import exceptions
+    from botocore.parsers import ResponseParserError
 
+    if isinstance(error, ResponseParserError):
+        return RemoteError("transient", "the answer broke off")
     if isinstance(error, exceptions.ClientError):
         return _fault_of_answer(error)
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
