@@ -25,11 +25,6 @@ def is_table_name(name: str) -> bool:
     return name.lower().endswith(TABLE_SUFFIXES) and not name.startswith((".", "_"))
 
 
-def is_shard_name(name: str) -> bool:
-    """Whether a file's name is that of a shard."""
-    return is_tar_name(name) or is_table_name(name)
-
-
 def is_picture_name(name: str) -> bool:
     """Whether a file's name is that of a picture, and no dot file's."""
     return extension_of(name) in IMAGE_EXTENSIONS and not name.startswith(".")

@@ -24,7 +24,7 @@ from pipeline.errors import RequestError, ShardError
 from pipeline.input.kinds import (
     SHARD_SUFFIXES,
     TABLE_SUFFIXES,
-    is_shard_name,
+    is_table_name,
     is_tar_name,
     no_picture,
     shards_in,
@@ -182,10 +182,8 @@ def _expand(pattern: str) -> Iterator[str]:
 
 def _remote(pattern: str) -> Iterator[tuple[str, Shard]]:
     """Yield the shards in a store that one pattern stands for, with the name that each goes by."""
-    found = list_objects(pattern, _braces(pattern, shown(pattern)), is_shard_name)
-    if pattern.endswith("/"):  # as with folders here: tars, else Parquet files
-        found = [one for one in found if is_tar_name(one.address.name)] or found
-    for one in found:
+    kinds = (is_tar_name, is_table_name)  # of a folder, as `kinds.shards_in` has it of a local one
+    for one in list_objects(pattern, _braces(pattern, shown(pattern)), kinds):
         address, version = one.address, one.version
         path = urlsplit(address.shown).path if scheme_of(pattern) in WEB_SCHEMES else address.shown
         yield (

@@ -10,7 +10,7 @@ from pipeline.input.ordering import natural_key
 from pipeline.remote.addresses import Address, scheme_of
 from pipeline.remote.faults import RemoteError
 from pipeline.remote.filesystem_object import FilesystemObject, version_of
-from pipeline.remote.listing import Listed
+from pipeline.remote.listing import IsWanted, Listed
 from pipeline.remote.objects import Version
 from pipeline.remote.patience import Patience
 from pipeline.remote.reader import Attempts
@@ -19,21 +19,18 @@ from pipeline.remote.reader import Attempts
 class FilesystemListing:
     """Listings by one fsspec file system."""
 
-    def __init__(self, url: str, is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, url: str) -> None:
         """Take the file system from a url."""
         self._scheme = scheme_of(url)
-        self._is_wanted = is_wanted
         self._patience = Patience.from_environment()
 
-    def folder(self, url: str) -> list[Listed]:
+    def folder(self, url: str, is_wanted: IsWanted) -> list[Listed]:
         """See `Listing.folder`."""
         remote = FilesystemObject.at(url, self._patience)
         entries = self._until_answered(
             remote, lambda: remote.filesystem.ls(remote.path, detail=True)
         )
-        return self._listed(
-            [one for one in entries if self._is_wanted(posixpath.basename(one["name"]))]
-        )
+        return self._listed([one for one in entries if is_wanted(posixpath.basename(one["name"]))])
 
     def matching(self, url: str) -> list[Listed]:
         """See `Listing.matching`."""

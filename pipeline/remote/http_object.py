@@ -84,6 +84,8 @@ class HttpObject:
         try:
             self._check_status(answer, (200, 206))
             first = _first(answer, CHUNK)
+            if not offset:
+                _refuse_page(answer, first)
             is_part = answer.status == 206
             found = _version(answer, _total(answer) if is_part else _length(answer))
             if version.is_other(found):
@@ -221,7 +223,12 @@ def _fault_of(error: Exception) -> RemoteError:
 
 def _refuse_page(answer: Any, first: bytes) -> None:
     kind = str(answer.headers.get("Content-Type", "")).lower()
-    if kind.startswith(("text/html", "application/xhtml")) and first in (b"<", b"\n", b"\r", b" "):
+    if kind.startswith(("text/html", "application/xhtml")) and first[:1] in (
+        b"<",
+        b"\n",
+        b"\r",
+        b" ",
+    ):
         raise RemoteError("refused", "a web page came, not a shard: a login or an error?")
 
 

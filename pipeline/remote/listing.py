@@ -25,6 +25,9 @@ MAX_ASKED = 10_000  # web addresses; beyond that a shard's size is learnt when i
 MIN_LISTED = 50  # keys for which one listing is better than asking for each
 
 
+IsWanted = Callable[[str], bool]  # of a name in a folder
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """An object that is there; `version` None if it was not asked for."""
@@ -36,7 +39,7 @@ class Listed:
 class Listing(Protocol):
     """A store that can be asked what it holds. Raises RemoteError, or ShardError at last."""
 
-    def folder(self, url: str) -> list[Listed]:
+    def folder(self, url: str, is_wanted: IsWanted) -> list[Listed]:
         """Return the wanted objects of a folder itself, not those of folders below."""
 
     def matching(self, url: str) -> list[Listed]:
@@ -46,28 +49,27 @@ class Listing(Protocol):
         """Return which of many named objects there are; None where asking each is better."""
 
 
-def list_objects(
-    pattern: str, urls: Sequence[str], is_wanted: Callable[[str], bool]
-) -> list[Listed]:
+def list_objects(pattern: str, urls: Sequence[str], kinds: Sequence[IsWanted]) -> list[Listed]:
     """Return the objects that `urls`, which came of a pattern's braces, stand for, in order.
 
-    Of a folder (`s3://bucket/folder/`) they are those whose names `is_wanted`. Raises RequestError
-    where something is missing or not allowed, and JobError where the store does not answer.
+    Of a folder (`s3://bucket/folder/`) they are those whose names are of the first of `kinds` that
+    is there. Raises RequestError where something is missing or not allowed, and JobError where the
+    store does not answer.
     """
     try:
-        return _list(pattern, urls, is_wanted)
+        return _list(pattern, urls, kinds)
     except RemoteError as error:
         raise _refusal(shown(pattern), error) from None
     except ShardError as error:
         raise JobError(f"--shards {shown(pattern)!r}: {error}") from None
 
 
-def _list(pattern: str, urls: Sequence[str], is_wanted: Callable[[str], bool]) -> list[Listed]:
+def _list(pattern: str, urls: Sequence[str], kinds: Sequence[IsWanted]) -> list[Listed]:
     scheme = scheme_of(pattern)
     if scheme in WEB_SCHEMES:
         _refuse_stars(pattern, urls)
         return _ask_each(pattern, urls)
-    listing = _listing(urls[0], is_wanted)
+    listing = _listing(urls[0])
     found: list[Listed] = []
     single: list[str] = []
     for url in urls:
@@ -76,22 +78,27 @@ def _list(pattern: str, urls: Sequence[str], is_wanted: Callable[[str], bool]) -
             continue
         found += _single(pattern, single, listing.among)
         single = []
-        new = listing.matching(url) if glob.has_magic(url) else listing.folder(url)
+        is_glob = glob.has_magic(url)
+        new = listing.matching(url) if is_glob else _folder(listing, url, kinds)
         if not new:
-            what = "matches no object" if glob.has_magic(url) else "holds no tar"
+            what = "matches no object" if is_glob else "holds no tar and no Parquet file"
             raise RequestError(f"--shards {shown(pattern)!r} {what}")
         found += new
     return found + _single(pattern, single, listing.among)
 
 
-def _listing(url: str, is_wanted: Callable[[str], bool]) -> Listing:
+def _folder(listing: Listing, url: str, kinds: Sequence[IsWanted]) -> list[Listed]:
+    return next((found for kind in kinds if (found := listing.folder(url, kind))), [])
+
+
+def _listing(url: str) -> Listing:
     if scheme_of(url) == "s3":
         from pipeline.remote.s3_listing import S3Listing
 
-        return S3Listing(url, is_wanted)
+        return S3Listing(url)
     from pipeline.remote.filesystem_listing import FilesystemListing
 
-    return FilesystemListing(url, is_wanted)
+    return FilesystemListing(url)
 
 
 def _single(

@@ -119,7 +119,8 @@ def _fault_of(error: Exception) -> RemoteError:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
-    if isinstance(error, ResponseParserError):
+    # boto3 takes `Content-Length: ` for a header when the connection ends just there.
+    if isinstance(error, (ResponseParserError, ValueError)):
         return RemoteError("transient", "the answer broke off")
     if isinstance(error, exceptions.ClientError):
         return _fault_of_answer(error)

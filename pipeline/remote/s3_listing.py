@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.input.ordering import natural_key
 from pipeline.remote import s3
 from pipeline.remote.addresses import Address
 from pipeline.remote.faults import RemoteError
-from pipeline.remote.listing import Listed
+from pipeline.remote.listing import IsWanted, Listed
 from pipeline.remote.names import pattern_of, prefix_of
 from pipeline.remote.objects import Version
 from pipeline.remote.patience import Patience
@@ -23,19 +23,18 @@ MAX_EXTRA_PAGES = 20  # read beyond what the names themselves fill
 class S3Listing:
     """Listings of one bucket."""
 
-    def __init__(self, url: str, is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, url: str) -> None:
         """Take the bucket from a url."""
         self._bucket = s3.split_url(url)[0]
-        self._is_wanted = is_wanted
         self._patience = Patience.from_environment()
 
-    def folder(self, url: str) -> list[Listed]:
+    def folder(self, url: str, is_wanted: IsWanted) -> list[Listed]:
         """See `Listing.folder`."""
         prefix = s3.split_url(url)[1]
         found = [
             (key, version)
             for key, version in self._keys(prefix, delimiter="/")
-            if self._is_wanted(os.path.basename(key))
+            if is_wanted(os.path.basename(key))
         ]
         return self._listed(found)
 

@@ -37,7 +37,7 @@ class S3Object:
         try:
             body, version = self._get({"Range": "bytes=0-0"})
         except RemoteError as error:
-            if "InvalidRange" not in error.what:
+            if not error.what.startswith("416"):
                 raise
         else:
             body.close()

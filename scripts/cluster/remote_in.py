@@ -97,12 +97,12 @@ class Bench:
 
 def s3_in(workdir: Path, *, binary: Path | None = None) -> Result:
     """Read shards from S3 through everything that can break; the parts' results made one."""
-    return _together("shards from S3", _s3(workdir, binary))
+    return _together("shards from S3", s3_runs(workdir, binary))
 
 
 def http_in(workdir: Path) -> Result:
     """Read shards from nginx through a proxy that hurts; the parts' results made one."""
-    return _together("shards from HTTP", _http(workdir))
+    return _together("shards from HTTP", http_runs(workdir))
 
 
 def hurts(size: int) -> list[Fault | None]:
@@ -115,7 +115,8 @@ def hurts(size: int) -> list[Fault | None]:
     ]
 
 
-def _s3(workdir: Path, binary: Path | None) -> Iterator[Result]:
+def s3_runs(workdir: Path, binary: Path | None = None) -> Iterator[Result]:
+    """Untroubled; connections broken; the server killed and back; a wrong secret."""
     bench = Bench.make(workdir)
     pattern = f"s3://{BUCKET}/{{0..{NUM_SHARDS - 1}}}.tar"
     with Seaweed(workdir, binary=binary) as store:
@@ -135,7 +136,8 @@ def _s3(workdir: Path, binary: Path | None) -> Iterator[Result]:
         yield _wrong_secret(bench, store, pattern)
 
 
-def _http(workdir: Path) -> Iterator[Result]:
+def http_runs(workdir: Path) -> Iterator[Result]:
+    """Untroubled; connections broken; the same with a spool."""
     bench = Bench.make(workdir)
     with Nginx(workdir / "nginx", workdir / "shards") as server:
         names = f"{{0..{NUM_SHARDS - 1}}}.tar"

@@ -22,7 +22,8 @@ from xml.sax.saxutils import escape
 @dataclass(frozen=True)
 class Fault:
     """What one answer does: `cut`, `reset`, `stall`, `trickle`, `chunks` or `torn` after so many
-    bytes of the body, `status`, `page`, `redirect`, or `replace` the object first."""
+    bytes of the body, `beheaded` after so many of the headers, `status`, `page`, `redirect`, or
+    `replace` the object first."""
 
     kind: str
     after: int = 0
@@ -152,6 +153,9 @@ class _Answer:
         if not has_end:
             headers = [*headers, "Connection: close"]
         head = "\r\n".join([f"HTTP/1.1 {code} Whatever", *headers, "", ""])
+        if fault and fault.kind == "beheaded":
+            self.handler.wfile.write(head.encode("latin-1")[: fault.after])
+            return False
         self.handler.wfile.write(head.encode("latin-1"))
         if self.method == "HEAD":
             return True

@@ -64,12 +64,12 @@ def test_patterns_in_s3_stand_for_what_they_would_on_a_disk(
     [
         ("s3://bucket/x/none.tar", "does not exist"),
         ("s3://bucket/x/none-*.tar", "matches no object"),
-        ("s3://bucket/none/", "holds no tar"),
+        ("s3://bucket/none/", "holds no tar and no Parquet file"),
         ("s3://bucket/x/s-{1..5}.tar", r"3 of 5 objects are missing: .*s-3\.tar, .*s-5\.tar$"),
         ("s3://bucket/x/s-{1..90}.tar", r"87 of 90 objects are missing: .*\.\.\.$"),
         ("s3://bucket/x/s-{1..99999999999}.tar", "more than 1000000 files"),
         ("s3://me:s3cr3t@bucket/x.tar", "wanted s3://BUCKET/KEY"),
-        ("s3://bucket", "holds no tar"),
+        ("s3://bucket", "holds no tar and no Parquet file"),
         ("ftp://me:s3cr3t@host/x.tar", "ftp:// is not supported; wanted a path, or one of s3,"),
     ],
 )
@@ -81,16 +81,24 @@ def test_what_is_not_there_is_named_in_one_line(pattern: str, message: str) -> N
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_a_folder_of_tars_is_its_tars_and_one_of_parquet_files_is_these(bucket: Store) -> None:
+    """img2dataset puts a Parquet file beside each tar."""
+    for name in ("y/0.tar", "y/0.parquet", "z/0.parquet", "z/_metadata.parquet"):
+        bucket.objects[f"/bucket/{name}"] = b"x"
+    assert urls("s3://bucket/y/") == ["s3://bucket/y/0.tar"]
+    assert urls("s3://bucket/z/") == ["s3://bucket/z/0.parquet"]
+
+
 def test_many_keys_are_told_by_a_listing_and_few_are_asked_for(bucket: Store) -> None:
     for number in range(100):
         bucket.objects[f"/bucket/y/{number:05d}.tar"] = b"x" * number
     assert [shard.size for shard in expand_shards(["s3://bucket/y/{00000..00099}.tar"])] == [
         *range(100)
     ]
-    assert not any(asked.startswith("HEAD") for asked in bucket.asked)
+    assert all("list-type" in asked for asked in bucket.asked)
     bucket.asked.clear()
-    expand_shards(["s3://bucket/y/{00000..00009}.tar"])
-    assert sum(asked.startswith("HEAD") for asked in bucket.asked) == 10
+    expand_shards(["s3://bucket/y/{00001..00009}.tar"])
+    assert [asked.rpartition(" ")[2] for asked in bucket.asked] == ["bytes=0-0"] * 9
 
 
 def test_who_may_read_but_not_list_can_name_many_keys(
