@@ -25,6 +25,7 @@ from tests.commands import captionjob, start
 NUM_SHARDS = 6
 SAMPLES = 60
 BUCKET = "shards"
+SLOW_BYTES = 40_000  # a second, of each connection: two seconds a shard
 PATIENCE = {
     "CAPTIONJOB_STALL_SECONDS": "2",
     "CAPTIONJOB_MAX_WAIT_SECONDS": "5",
@@ -137,7 +138,7 @@ def s3_runs(workdir: Path, binary: Path | None = None) -> Iterator[Result]:
 
 
 def http_runs(workdir: Path) -> Iterator[Result]:
-    """Untroubled; connections broken; the same with a spool."""
+    """Untroubled; connections broken; the same with a spool; a slow server, without and with."""
     bench = Bench.make(workdir)
     with Nginx(workdir / "nginx", workdir / "shards") as server:
         names = f"{{0..{NUM_SHARDS - 1}}}.tar"
@@ -153,6 +154,22 @@ def http_runs(workdir: Path) -> Iterator[Result]:
             spool = ("--spool", str(workdir / "spool"))
             result = bench.run("HTTP, the same with --spool", "http-spool", url, PATIENCE, *spool)
             yield _with_faults(result, proxy, calm)
+        yield from _slow(bench, server, names, workdir)
+
+
+def _slow(bench: Bench, server: Nginx, names: str, workdir: Path) -> Iterator[Result]:
+    """Read from a server that gives each connection little, as the weights load for a while too."""
+    target = ("127.0.0.1", server.port)
+    with FaultProxy(target, bytes_per_second=SLOW_BYTES) as proxy:
+        url, load = f"{proxy.endpoint}/{names}", ("--model", "scripted:load=3")
+        plain = bench.run("HTTP, a slow server", "http-slow", url, PATIENCE, *load)
+        yield plain
+        spool = ("--spool", str(workdir / "spool"))
+        name = "HTTP, a slow server with --spool"
+        result = bench.run(name, "http-slow-spool", url, PATIENCE, *load, *spool)
+        gained = f"{plain.seconds:.1f} s without a spool, {result.seconds:.1f} s with one"
+        is_ok = result.is_ok and result.seconds < plain.seconds
+        yield replace(result, is_ok=is_ok, detail=f"{gained}; {result.detail}")
 
 
 def _killed(bench: Bench, store: Seaweed, pattern: str, reader: Mapping[str, str]) -> Result:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.cluster.install import MissingError, need_programs
+from scripts.cluster.nginx import install_nginx
 from scripts.cluster.ray_scenarios import ray, ray_python
+from scripts.cluster.remote_in import http_runs, s3_runs
 from scripts.cluster.result import Result
 from scripts.cluster.s3_out import s3_out
 from scripts.cluster.seaweed import PACKAGE as SEAWEED_PACKAGE
@@ -44,6 +46,14 @@ def _s3_out(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
     yield s3_out(folder, tools)
 
 
+def _s3_in(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
+    return s3_runs(folder, install_seaweed(tools))
+
+
+def _http_in(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
+    return http_runs(folder)
+
+
 def _need_seaweed(tools: Path) -> None:
     try:
         install_seaweed(tools)
@@ -67,5 +77,15 @@ SCENARIOS = {
         "from S3 to S3 while connections break, workers and the server are killed, and one looks",
         _need_seaweed,
         _s3_out,
+    ),
+    "s3-in": Scenario(
+        "shards from S3: connections cut, reset and stalled, the server killed, a wrong secret",
+        _need_seaweed,
+        _s3_in,
+    ),
+    "http-in": Scenario(
+        "shards from nginx: the same breaks, and a slow server without and with --spool",
+        lambda tools: install_nginx(),
+        _http_in,
     ),
 }
