@@ -76,7 +76,7 @@ def read_shard(
     *,
     skip: Container[int] = (),
     stats: ShardStats | None = None,
-    open_tar: Callable[[Shard], BinaryIO] = open_shard,
+    open_tar: Callable[[Shard], BinaryIO] | None = None,
 ) -> Iterator[Sample]:
     """Return a shard's samples in order, all but those whose index is in `skip`.
 
@@ -94,7 +94,7 @@ def read_shard(
         from pipeline.input.table import read_table
 
         return read_table(shard, settings, skip, stats)
-    return _read_tar(shard, settings, skip, stats, open_tar)
+    return _read_tar(shard, settings, skip, stats, open_tar or open_shard)
 
 
 def _read_tar(
