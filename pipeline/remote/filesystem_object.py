@@ -43,7 +43,7 @@ class FilesystemObject:
         """Ask for its details, not those remembered from a listing."""
 
         def ask() -> dict[str, Any]:
-            self.filesystem.invalidate_cache()
+            self.filesystem.invalidate_cache(self.path)
             return dict(self.filesystem.info(self.path))
 
         details = self.ask(ask)
@@ -52,10 +52,12 @@ class FilesystemObject:
         return version_of(details)
 
     def open(self, offset: int, end: int | None, version: Version) -> RangeBody:
-        """Begin to fetch; the version is checked before the first range and after the last."""
+        """Begin to fetch; the version is checked once the object's last byte has come.
+
+        Clients of these stores know no conditions, and a question costs as much as a range.
+        """
         if version.size is None:
             raise RemoteError("refused", "the store does not tell its length")
-        self.check(version)
         return RangeBody(self, version, offset, version.size if end is None else end)
 
     def check(self, version: Version) -> None:
@@ -108,7 +110,7 @@ class RangeBody:
             end = min(self._end, self._begin + RANGE_BYTES)
             self._data = memoryview(self._remote.read_range(self._begin, end))
             self._begin = end
-            if end == self._end:
+            if end == self._version.size:
                 self._remote.check(self._version)
         data, self._data = self._data[:max_bytes], self._data[max_bytes:]
         return bytes(data)
