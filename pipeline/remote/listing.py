@@ -139,8 +139,11 @@ def _ask_each(pattern: str, urls: Sequence[str]) -> list[Listed]:
                     raise _refusal(remote.url, error) from None
                 attempts.failed(error, "")
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    pool = ThreadPoolExecutor(THREADS)
+    try:
         versions = list(pool.map(ask, range(len(remotes))))
+    finally:
+        pool.shutdown(cancel_futures=True)  # one refusal is enough, ten thousand take hours
     if missing:
         raise _missing(pattern, sorted(missing), len(urls))
     return [Listed(one, version) for one, version in zip(addresses, versions, strict=True)]

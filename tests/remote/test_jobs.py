@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -220,3 +221,23 @@ def test_parquet_in_a_store_is_read_from_its_end_whatever_breaks_on_the_way(
     assert (result.exit_code, result.failed) == (0, {})
     assert not store.schedule
     assert rows_of(tmp_path / "out") == rows_of(tmp_path / "local")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar.gz"])
+@pytest.mark.usefixtures("shards")
+def test_other_kinds_of_shards_are_read_from_a_store_as_from_a_disk(
+    kind: str, store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / f"other.{kind}"
+    if kind == "parquet":
+        pictures = [{"bytes": make_image_bytes(seed=i), "path": f"{i}.jpg"} for i in range(40)]
+        pq.write_table(pa.table({"image": pictures, "n": range(40)}), path, row_group_size=7)
+    else:
+        path.write_bytes(gzip.compress((tmp_path / "shards/0.tar").read_bytes()))
+    store.objects[f"/{path.name}"] = path.read_bytes()
+    store.schedule = [None, Fault("cut", 5000), None, Fault("cut", 9000), None, Fault("cut", 100)]
+    assert Run(config_of(tmp_path / "disk", str(path))).run().exit_code == 0
+    assert Run(config_of(tmp_path / "out", f"{store.url}/{path.name}")).run().exit_code == 0
+    assert not store.schedule
+    assert rows_of(tmp_path / "out") == rows_of(tmp_path / "disk")
+    assert len(rows_of(tmp_path / "out")) in (40, COUNTS[0])

@@ -149,6 +149,13 @@ def test_a_store_that_does_not_answer_ends_the_job_after_some_attempts(store: St
     assert not isinstance(caught.value, RequestError)
 
 
+def test_one_refusal_among_many_objects_is_enough(store: Store) -> None:
+    store.schedule = [Fault("status", status=403)] * 1000
+    with pytest.raises(RequestError, match="403 Forbidden AccessDenied"):
+        expand_shards([f"{store.url}/{{0..999}}.tar"])
+    assert len(store.asked) < 200
+
+
 SIGNED = "X-Amz-Credential=AKIA5&X-Amz-Signature={}&X-Amz-Expires=60"
 
 
