@@ -37,6 +37,7 @@ class Store:
 
     objects: dict[str, bytes] = field(default_factory=dict)  # by path, such as /bucket/a.tar
     schedule: list[Fault | None] = field(default_factory=list)
+    broken: dict[str, int] = field(default_factory=dict)  # no byte from there on ever comes
     has_ranges: bool = True
     has_etags: bool = True
     has_length: bool = True
@@ -125,6 +126,10 @@ class _Answer:
         data = self.store.objects.get(path)
         if data is None:
             return self.status(404)
+        if path in self.store.broken and self.asked.get("range") != "bytes=0-0":
+            begin = re.match(r"bytes=(\d+)", self.asked.get("range", ""))
+            place = self.store.broken[path] - int(begin[1] if begin else 0)
+            fault = Fault("cut", max(0, place))
         return self.whole_or_part(data, fault)
 
     def whole_or_part(self, data: bytes, fault: Fault | None) -> bool:

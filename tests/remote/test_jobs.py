@@ -144,10 +144,10 @@ def test_no_command_tells_a_signature_or_a_password(store: Store, tmp_path: Path
     ]
     said = ""
     for place, (code, words) in enumerate(commands):
-        if place == 2:  # the third shard breaks off for good
-            store.schedule = [None] * 17 + [Fault("cut", 5000)] + [Fault("cut", 0)] * 3
+        if place == 2:  # the third shard breaks off each time
+            store.broken["/bucket/2.tar"] = 5000
         done = captionjob(*words, cwd=tmp_path, extra={**HASTE, "NO_PROXY": "*"})
-        store.schedule.clear()
+        store.broken.clear()
         assert done.returncode == code, (words[0], done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
         said += done.stdout + done.stderr
