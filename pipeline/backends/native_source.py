@@ -14,6 +14,7 @@ from pipeline.backends.native import NativeCaptioner
 from pipeline.backends.placement import Placement
 from pipeline.backends.threads import choose_threads
 from pipeline.captioner import Ready, SamplingSettings, SpeedSettings
+from pipeline.freed_memory import keep_few_kernels
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
 from pipeline.records import ImageFacts, SampleRef
@@ -52,6 +53,7 @@ class NativeSource:
 
     def load(self, sampling: SamplingSettings, speed: SpeedSettings) -> NativeCaptioner:
         """Load the weights onto the device, and choose how many threads run them."""
+        keep_few_kernels()
         model = self.build(self.placement)
         captioner = NativeCaptioner(model, self.processor, self.placement, sampling, speed)
         trial = NativeCaptioner(model, self.processor, self.placement, TRIAL, TRIAL_SPEED)

@@ -26,6 +26,8 @@ from pipeline.errors import SampleError
 from pipeline.models.vlm import CaptionModel
 from pipeline.records import EngineCounters, Request
 
+ROW_BLOCK = 8
+
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
@@ -253,11 +255,13 @@ class Engine:
         started = time.perf_counter()
         self._close_gaps()
         live = self._scheduler.live()
-        last = [[sequence.token_ids[-1]] for sequence in live]
-        view = self._cache.decode_view(len(live))
+        num_rows = min(rounded_rows(len(live)), self._scheduler.max_live)
+        # Rows beyond the live ones write into free slots, and nobody reads their logits.
+        last = [[sequence.token_ids[-1]] for sequence in live] + [[0]] * (num_rows - len(live))
+        view = self._cache.decode_view(num_rows)
         ids = torch.tensor(last, device=self._shape.device)
         logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
-        chosen = self._sampler.choose(logits, live)
+        chosen = self._sampler.choose(logits[: len(live)], live)
         self._cache.advance(len(live))
         settled = self._settle(live, *chosen)
         self.counters.decode_steps += 1
@@ -290,3 +294,13 @@ class Engine:
                 self._scheduler.release(sequence)
                 ended.append(sequence)
         return ended
+
+
+def rounded_rows(num_rows: int) -> int:
+    """Return how many rows a decode step runs for so many live ones: a power of 2, or eights.
+
+    Each new shape costs a kernel that is compiled, and kept: 300 of them held 80 MB.
+    """
+    if num_rows >= ROW_BLOCK:
+        return -(-num_rows // ROW_BLOCK) * ROW_BLOCK
+    return 1 << (num_rows - 1).bit_length()
