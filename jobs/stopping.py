@@ -42,6 +42,11 @@ def nothing_done_yet(end: Callable[[int], int] = int) -> Iterator[None]:
     before = {number: signal.signal(number, exit_again) for number in SIGNALS}
     try:
         yield
+    except SystemExit:
+        # The exit code is known: a scheduler's signal while the interpreter ends would hide it,
+        # and make a failure of a job that is done.
+        before |= {number: signal.SIG_IGN for number in SIGNALS if number != signal.SIGINT}
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -101,3 +101,25 @@ def test_a_controller_that_does_not_answer_is_said_and_the_code_stays(here: Path
     done = captionjob(*SLOW, cwd=here, extra=extra)
     assert done.returncode == 75
     assert "could not be asked to start job 7 again: no controller" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_after_the_end_does_not_make_a_failure_of_it(
+    here: Path, number: signal.Signals
+) -> None:
+    """The time limit comes near while the interpreter of a job that is done is ending."""
+    code = (
+        "import atexit, sys, time\n"
+        "from jobs.cli import main\n"
+        "atexit.register(lambda: (print('ending', flush=True), time.sleep(1)))\n"
+        f"sys.argv = ['captionjob', *{(*RUN, '--model', 'scripted', '--time-limit', '1m')!r}]\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=here, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        for line in process.stdout:
+            if line == "ending\n":
+                process.send_signal(number)
+        assert process.wait(20) == 0
