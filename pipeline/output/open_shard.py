@@ -76,6 +76,11 @@ class OpenShard:
         return sum(len(rows) for rows in self.pending.values())
 
     @property
+    def fingerprint(self) -> str:
+        """The job's."""
+        return self.record.fingerprint
+
+    @property
     def final(self) -> str:
         """The shard's file."""
         return resume.final_name(self.shard.id)
@@ -123,7 +128,8 @@ class OpenShard:
     def write_final(self) -> bool:
         """Make the shard's file from its pieces and what waits; False if a twin was first.
 
-        Raises ShardError where the shard has changed, or rows are missing.
+        Raises ShardError where the shard has changed, rows are missing, or the file that has
+        the name is no twin's.
         """
         assert self.num_images is not None
         found = stamp_of(self.shard)
@@ -132,6 +138,7 @@ class OpenShard:
         folder = self.folder
         for _ in range(_MAX_TRIES):
             if self.is_over():
+                self._check_twin()
                 return False
             try:
                 # Beside the pieces, where a draft that a crash leaves is looked for.
@@ -140,6 +147,8 @@ class OpenShard:
                     reach("final-written")
                     is_first = self._publish(draft)
                 reach("final-committed")
+                if not is_first:
+                    self._check_twin()
                 return is_first
             except FileNotFoundError:
                 continue  # as above
@@ -169,6 +178,12 @@ class OpenShard:
             return self.out.put_new(draft, self.final)
         return self.out.put_over(draft, self.final, self.base.version)
 
+    def _check_twin(self) -> None:
+        found = footer.read_footer(self.out, self.final, self.fingerprint)
+        if isinstance(found, str):
+            place = self.out.place(self.final)
+            raise ShardError(self.shard.url, f"{place} is in its way: {found}")
+
     def _parts(self) -> list[merge.Part]:
         """Return the pieces on disk, a twin's among them, the rows that wait, and those kept."""
         parts = []
@@ -183,8 +198,7 @@ class OpenShard:
         return parts
 
     def _part(self, name: str) -> merge.Part | None:
-        fingerprint = self.record.fingerprint
-        return resume.part_of(self.out, name, self.identity, fingerprint, self.version)
+        return resume.part_of(self.out, name, self.identity, self.fingerprint, self.version)
 
     def _pending_table(self) -> pa.Table:
         return self.schema.table([row for rows in self.pending.values() for row in rows])

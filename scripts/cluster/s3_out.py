@@ -215,15 +215,15 @@ class Breaking:
         return list(_listing(self.store, PREFIX))
 
 
-def s3_out(workdir: Path, tools: Path | None = None) -> Result:
-    """Run it all below `workdir`; the server is installed into `tools` if it is not there."""
+def s3_out(workdir: Path, binary: Path | None = None) -> Result:
+    """Run it all below `workdir`; without its `binary` the server is looked for, or installed."""
     workdir.mkdir(parents=True, exist_ok=True)
     job = _job(workdir / "job")
     expected = {
         _head(path.name): pq.read_metadata(path).num_rows
         for path in (job.folder / "alone").glob("*.parquet")
     }
-    with Seaweed(workdir, binary=None if tools is None else _binary(tools)) as store:
+    with Seaweed(workdir, binary=binary) as store:
         for bucket in ("shards", BUCKET):
             store.make_bucket(bucket)
         for path in sorted((job.folder / "shards").glob("*.tar")):
@@ -272,12 +272,6 @@ def _job(folder: Path) -> Job:
             members.append((f"{index:03d}.txt", base64.b85encode(noise.randbytes(BIG_TEXT))))
         make_shard(folder / "shards" / f"{number:03d}.tar", members)
     return Job(folder, num_shards=8, samples=SAMPLES)
-
-
-def _binary(tools: Path) -> Path:
-    from scripts.cluster.seaweed import install_seaweed
-
-    return install_seaweed(tools)
 
 
 def _listing(store: Seaweed, prefix: str) -> Iterator[tuple[str, str, int]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.cli import main
 from pipeline.fixtures import make_image_bytes, make_photo_shard, make_shard
 from tests.commands import captionjob, start
 from tests.s3_server import S3Server
@@ -36,6 +39,40 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(
+    here: Path,
+    server: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Command:
+    """Run commands in this process: they start sooner."""
+    monkeypatch.chdir(here)
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def run_here(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["captionjob", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Done(int(ended.value.code or 0), out, err)
+
+    return run_here
+
+
 def run(out: str, *more: str) -> list[str]:
     return ["run", "--shards", "*.tar", "--out", out, "--model", "scripted", *more]
 
@@ -49,15 +86,14 @@ def rows_of(files: dict[str, bytes]) -> dict[str, list[dict[str, object]]]:
 
 
 def test_the_rows_are_those_of_a_local_run_and_every_command_reads_them(
-    here: Path, server: S3Server
+    here: Path, server: S3Server, command: Command
 ) -> None:
-    extra = server.environment()
-    done = captionjob(*run("local"), cwd=here)
+    done = command(*run("local"))
     assert done.returncode == 0, done.stderr
-    partly = captionjob(*run(OUT, "--limit", "40"), cwd=here, extra=extra)
+    partly = command(*run(OUT, "--limit", "40"))
     assert partly.returncode == 0, partly.stderr
     assert server.files("bucket/captions/_progress")
-    done = captionjob(*run(OUT), cwd=here, extra=extra)
+    done = command(*run(OUT))
     assert done.returncode == 0, done.stderr
     assert "40 rows kept" in done.stderr
     assert f"captions    {OUT}/*.parquet (3 files)" in done.stdout
@@ -66,39 +102,38 @@ def test_the_rows_are_those_of_a_local_run_and_every_command_reads_them(
     assert {name: data for name, data in found.items() if name in local} == local
     assert not any(name.startswith(("_progress/", "_uploads/")) for name in found)
 
-    status = captionjob("status", OUT, "--shards", "*.tar", "--json", cwd=here, extra=extra)
+    status = command("status", OUT, "--shards", "*.tar", "--json")
     told = json.loads(status.stdout)
     assert (told["out"], told["rows"]["total"]) == (OUT, 2 * SAMPLES + 2)
     assert {one["state"] for one in told["workers"]} <= {"ended", "replaced"}
-    verified = captionjob("verify", OUT, "--shards", "*.tar", cwd=here, extra=extra)
+    verified = command("verify", OUT, "--shards", "*.tar")
     assert verified.stdout.endswith("all holds\n"), verified.stdout + verified.stderr
-    exported = captionjob("export", OUT, "all.jsonl", "--to", "jsonl", cwd=here, extra=extra)
+    exported = command("export", OUT, "all.jsonl", "--to", "jsonl")
     assert exported.returncode == 0, exported.stderr
     assert len((here / "all.jsonl").read_text().splitlines()) == 2 * SAMPLES + 2
-    compared = captionjob("compare", OUT, "local", "--json", cwd=here, extra=extra)
+    compared = command("compare", OUT, "local", "--json")
     assert json.loads(compared.stdout)["same"] == 2 * SAMPLES + 2
 
-    secret = extra["AWS_SECRET_ACCESS_KEY"].encode()
+    secret = server.environment()["AWS_SECRET_ACCESS_KEY"].encode()
     shown = [one.stdout + one.stderr for one in (done, status, verified, exported, compared)]
     assert not any(secret in data for data in [*found.values(), "".join(shown).encode()])
 
 
 def test_failed_rows_are_made_again_and_an_older_output_is_moved_aside(
-    here: Path, server: S3Server
+    here: Path, server: S3Server, command: Command
 ) -> None:
-    extra = server.environment()
     failing = [*run(OUT)[:-1], "scripted:fail=000"]
-    assert captionjob(*failing, cwd=here, extra=extra).returncode == 0
+    assert command(*failing).returncode == 0
     before = rows_of(server.files("bucket/captions"))
     errors = [row["key"] for rows in before.values() for row in rows if row["error"] == "internal"]
-    retried = captionjob(*failing, "--retry-failed", cwd=here, extra=extra)
+    retried = command(*failing, "--retry-failed")
     assert retried.returncode == 0, retried.stderr
     assert "of finished shards made again" in retried.stderr
     assert rows_of(server.files("bucket/captions")) == before, "they fail again"
-    refused = captionjob(*run(OUT, "--seed", "3"), cwd=here, extra=extra)
+    refused = command(*run(OUT, "--seed", "3"))
     assert (refused.returncode, errors == []) == (2, not errors)
     assert "seed: 0 there, 3 now" in refused.stderr
-    again = captionjob(*run(OUT, "--seed", "3", "--overwrite"), cwd=here, extra=extra)
+    again = command(*run(OUT, "--seed", "3", "--overwrite"))
     assert again.returncode == 0, again.stderr
     found = server.files("bucket/captions")
     old = {name.split("/", 1)[1]: data for name, data in found.items() if name.startswith("_old-")}

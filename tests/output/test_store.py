@@ -308,6 +308,14 @@ def test_the_first_of_two_twins_wins_and_the_other_harms_nothing(folder: Folder)
     assert not (folder.out / "_progress").exists()
 
 
+def test_a_stranger_under_the_files_name_is_no_twin(folder: Folder) -> None:
+    store = folder.store(rows=100)
+    folder.final.write_bytes(b"something else")
+    folder.finish(store)
+    assert "is in its way: no Parquet file of captionjob" in store.failed[folder.shard.id]
+    assert folder.final.read_bytes() == b"something else"
+
+
 def test_a_damaged_shard_keeps_its_rows_and_is_named(folder: Folder) -> None:
     store = folder.store()
     store.add(make_row(folder.shard, 0))
