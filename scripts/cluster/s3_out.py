@@ -134,6 +134,7 @@ class Breaking:
     def refuse(self) -> None:
         """A wrong secret, a user who may only read, no bucket: one line each, before weights."""
         options = self.options(PREFIX)
+        options[options.index("--shards") + 1] = str(self.job.folder / "shards")
         nowhere = [one.replace(f"s3://{BUCKET}/", "s3://absent/") for one in options]
         cases = (
             ("wrong secret", options, self.store.environment(secret="wrong"), "denied"),
