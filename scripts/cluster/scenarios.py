@@ -43,7 +43,7 @@ def _ray(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
 
 
 def _s3_out(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
-    yield s3_out(folder, tools)
+    yield s3_out(folder, install_seaweed(tools))
 
 
 def _s3_in(folder: Path, tools: Path, is_quick: bool) -> Iterator[Result]:
