@@ -1,4 +1,4 @@
-"""A thousand workers and a hundred thousand shards, claimed by the real code in virtual time.
+"""A thousand workers and twenty thousand shards, claimed by the real code in virtual time.
 
 Workers differ in speed, some die, some are preempted and come back as others, some sleep longer
 than a lease lives, and their clocks are wrong and run at different rates. Printed is what that
@@ -32,7 +32,7 @@ class Scene:
     """What is simulated."""
 
     workers: int = 1000
-    shards: int = 100_000
+    shards: int = 20_000
     done: int = 0  # of these, finished by an earlier run: all workers start anew
     images: int = 10_000  # of a shard, on average
     spread: float = 0.2  # of shards' work, log-normal: two of three are within 20 %
