@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -60,10 +61,10 @@ class Job:
 
     def num_committed(self, out: str) -> int:
         """Return the rows that are there now, pieces among them."""
-        paths = [
-            *(self.folder / out).glob("*.parquet"),
-            *(self.folder / out / "_progress").glob("*/[!.]*.parquet"),
-        ]
+        paths = list((self.folder / out).glob("*.parquet"))
+        for folder in (self.folder / out / "_progress").glob("*"):
+            with contextlib.suppress(FileNotFoundError):  # finished, and removed, this moment
+                paths += folder.glob("[!.]*.parquet")
         count = 0
         for path in paths:
             try:
