@@ -62,8 +62,11 @@ class Job:
     def num_committed(self, out: str) -> int:
         """Return the rows that are there now, pieces among them."""
         paths = list((self.folder / out).glob("*.parquet"))
-        for folder in (self.folder / out / "_progress").glob("*"):
-            with contextlib.suppress(FileNotFoundError):  # finished, and removed, this moment
+        folders: list[Path] = []
+        with contextlib.suppress(FileNotFoundError):  # finished, and removed, this moment
+            folders += (self.folder / out / "_progress").glob("*")
+        for folder in folders:
+            with contextlib.suppress(FileNotFoundError):
                 paths += folder.glob("[!.]*.parquet")
         count = 0
         for path in paths:
