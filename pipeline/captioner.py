@@ -162,6 +162,10 @@ class Captioner(Protocol):
         """What a person should be told of how it runs, such as memory that did not suffice."""
         ...
 
+    def under(self, sampling: SamplingSettings, speed: SpeedSettings) -> Captioner:
+        """Return the same network under other settings, its weights shared, its counters at 0."""
+        ...
+
     def prepare(
         self,
         ref: SampleRef,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -49,6 +50,14 @@ class NativeCaptioner:
         self._placement = placement
         self._sampling = sampling
         self._speed = speed
+
+    def under(self, sampling: SamplingSettings, speed: SpeedSettings) -> NativeCaptioner:
+        """Return the same network under other settings, its weights shared, its counters at 0."""
+        other = copy.copy(self)
+        other.counters, other.notices = EngineCounters(), []
+        other._sampling, other._speed = sampling, speed
+        other._answers = Answers(self._processor.detokenise, self._processor.eos_ids, sampling.stop)
+        return other
 
     def prepare(
         self,

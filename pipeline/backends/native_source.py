@@ -12,7 +12,7 @@ from PIL import Image
 
 from pipeline.backends.native import NativeCaptioner
 from pipeline.backends.placement import Placement
-from pipeline.backends.threads import choose_threads
+from pipeline.backends.threads import choose_threads, is_small_network
 from pipeline.captioner import Ready, SamplingSettings, SpeedSettings
 from pipeline.freed_memory import keep_few_kernels
 from pipeline.models.vlm import CaptionModel
@@ -55,11 +55,10 @@ class NativeSource:
         """Load the weights onto the device, and choose how many threads run them."""
         keep_few_kernels()
         model = self.build(self.placement)
+        is_small = is_small_network(model)
         captioner = NativeCaptioner(model, self.processor, self.placement, sampling, speed)
-        trial = NativeCaptioner(model, self.processor, self.placement, TRIAL, TRIAL_SPEED)
-        threads = choose_threads(
-            speed.threads, self.placement.device, model, partial(caption_blanks, trial)
-        )
+        trial = partial(caption_blanks, captioner.under(TRIAL, TRIAL_SPEED))
+        threads = choose_threads(speed.threads, self.placement.device, trial, is_small=is_small)
         captioner.notices.append(str(threads))
         return captioner
 

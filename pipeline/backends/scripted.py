@@ -94,6 +94,10 @@ class ScriptedCaptioner:
     notices: list[str] = field(default_factory=list)
     cache_bytes: int = 0
 
+    def under(self, sampling: SamplingSettings, speed: SpeedSettings) -> ScriptedCaptioner:
+        """Return the same answers under other settings, the counters at 0."""
+        return ScriptedCaptioner(self.settings, sampling, speed)
+
     def prepare(
         self,
         ref: SampleRef,

@@ -37,13 +37,13 @@ class Threads:
 
 
 def choose_threads(
-    asked: int, device: torch.device, model: object, trial: Callable[[], object]
+    asked: int, device: torch.device, trial: Callable[[], object], *, is_small: bool
 ) -> Threads:
     """Set torch's threads, and say how many: `asked`, or for 0 those with the fastest trial."""
     if asked:
         torch.set_num_threads(asked)
     most = torch.get_num_threads()
-    if asked or most == 1 or device.type != "cpu" or not _is_small(model):
+    if asked or most == 1 or device.type != "cpu" or not is_small:
         return Threads(most)
     trial()  # the first one prepares what later ones find ready
     seconds = {most: _seconds(trial)}
@@ -58,10 +58,21 @@ def choose_threads(
     return Threads(chosen, seconds)
 
 
-def _is_small(model: object) -> bool:
+def is_small_network(model: object) -> bool:
+    """True for a network whose trial takes no time."""
     if not isinstance(model, torch.nn.Module):
         return False
     return sum(weights.numel() for weights in model.parameters()) <= MAX_WEIGHTS
+
+
+def set_threads(number: int) -> None:
+    """Let torch compute with so many threads."""
+    torch.set_num_threads(number)
+
+
+def num_threads() -> int:
+    """Return how many threads torch computes with."""
+    return torch.get_num_threads()
 
 
 def _seconds(trial: Callable[[], object]) -> float:

@@ -65,6 +65,10 @@ class TransformersCaptioner:
         self._rules = self._answers.rules(sampling)
         _neutralise(model)
 
+    def under(self, sampling: SamplingSettings, speed: SpeedSettings) -> TransformersCaptioner:
+        """Return the same network under other settings, its weights shared, its counters at 0."""
+        return TransformersCaptioner(self._model, self._processor, sampling, speed)
+
     def prepare(
         self,
         ref: SampleRef,

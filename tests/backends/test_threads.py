@@ -11,12 +11,16 @@ from jobs.config import RunConfig
 from jobs.display import Silent
 from jobs.run import Run
 from pipeline.backends import threads
-from pipeline.backends.threads import MAX_WEIGHTS, Threads, choose_threads
+from pipeline.backends.threads import (
+    MAX_WEIGHTS,
+    Threads,
+    choose_threads,
+    is_small_network,
+)
 from pipeline.captioner import SpeedSettings
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
 
 CPU = torch.device("cpu")
-SMALL = torch.nn.Linear(2, 2)
 
 
 class Machine:
@@ -53,27 +57,28 @@ def test_the_fastest_number_is_taken_if_it_is_faster_by_more_than_noise(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[int, float], chosen: int, last_tried: int
 ) -> None:
     machine = Machine(monkeypatch, seconds)
-    found = choose_threads(0, CPU, SMALL, machine.trial)
+    found = choose_threads(0, CPU, machine.trial, is_small=True)
     assert found.chosen == machine.number == chosen
     assert machine.tried[-1] == last_tried, "and no fewer were tried once it got slower"
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "model"),
-    [
-        (3, CPU, SMALL),
-        (0, torch.device("cuda"), SMALL),
-        (0, CPU, torch.nn.Linear(MAX_WEIGHTS, 1, device="meta")),
-        (0, CPU, object()),
-    ],
+    ("asked", "device", "is_small"),
+    [(3, CPU, True), (0, torch.device("cuda"), True), (0, CPU, False)],
 )
 def test_nothing_is_tried_where_the_number_is_known(
-    monkeypatch: pytest.MonkeyPatch, asked: int, device: torch.device, model: object
+    monkeypatch: pytest.MonkeyPatch, asked: int, device: torch.device, is_small: bool
 ) -> None:
     machine = Machine(monkeypatch, {8: 0.1})
-    found = choose_threads(asked, device, model, machine.trial)
+    found = choose_threads(asked, device, machine.trial, is_small=is_small)
     assert found.chosen == machine.number == (asked or 8)
     assert not machine.tried
+
+
+def test_a_network_is_small_by_its_weights() -> None:
+    assert is_small_network(torch.nn.Linear(2, 2))
+    assert not is_small_network(torch.nn.Linear(MAX_WEIGHTS, 1, device="meta"))
+    assert not is_small_network(object())
 
 
 def test_the_choice_says_by_how_much_it_is_faster() -> None:
