@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from jobs.commands_bench import bench
 from jobs.commands_launch import launch
 from jobs.commands_results import RESULT_COMMANDS
 from jobs.requeue import requeued
@@ -168,6 +169,7 @@ def models() -> None:
 for _command in RESULT_COMMANDS:
     cli.add_command(_command)
 cli.add_command(launch)
+cli.add_command(bench)
 
 
 def main() -> None:
