@@ -128,8 +128,8 @@ class Trials:
         plan, _ = self._begin(config)
         requests: list[Request] = []
         num_images, weight = 0, 0
-        began = time.perf_counter()
         with self._loading(plan, captioner) as (_, prefetcher):
+            began = time.perf_counter()
             while time.perf_counter() - began < seconds and not self.stop.is_requested:
                 made = prefetcher.take(max_kept, block=True)
                 if not made:
