@@ -1,7 +1,8 @@
 """One run for a set time, on the user's shards over and over, into a folder that goes again.
 
 A trial is the job itself: the same reader, loader threads, captioner and store. What happens
-before the slots have filled for the first time is left out of its numbers.
+before the slots have filled for the first time is left out of its numbers. They are read just
+behind a prefill, both times: captions end in bursts, and half a burst would be noise.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ class Timed:
     num_warm: int  # images after which slots have filled once
     began: float = field(default_factory=time.perf_counter)
     start: Snapshot | None = None
+    end: Snapshot | None = None
+    num_prefills: int = 0
+
+    def measured(self) -> Snapshot:
+        """Return what was done between the first look that counts and the last."""
+        if self.start is None or self.end is None:
+            return self.meter.snapshot() - (self.start or Snapshot())
+        return self.end - self.start
 
     def take(self, max_requests: int, *, block: bool) -> list[Request]:
         """Hand on requests, unless the time is over."""
@@ -61,8 +70,15 @@ class Timed:
         passed = time.perf_counter() - self.began
         if passed >= self.seconds or self.stop.is_requested:
             raise TimeOver
-        is_late = passed >= WARM_SHARE * self.seconds
-        if self.start is None and (is_late or self.meter.store.counters.images >= self.num_warm):
+        num_prefills = self.meter.engine.prefills
+        if num_prefills == self.num_prefills:
+            return
+        self.num_prefills = num_prefills
+        if self.start is not None:
+            self.end = self.meter.snapshot()
+        elif (
+            passed >= WARM_SHARE * self.seconds or self.meter.store.counters.images >= self.num_warm
+        ):
             self.start = self.meter.snapshot()
 
 
@@ -118,9 +134,7 @@ class Trials:
             meter = Meter(captioner.counters, stream, store, plan.before, feed)
             timed = Timed(feed, meter, self.stop, seconds, config.speed.slots)
             self._run(captioner, timed, feed)
-            feed.settle_events()
-            store.commit()
-            return meter.snapshot() - (timed.start or Snapshot())
+            return timed.measured()
 
     def loader(self, config: RunConfig, seconds: float, max_kept: int) -> Alone:
         """Read, open and prepare for so long, with nobody to caption."""
@@ -150,7 +164,7 @@ class Trials:
             meter = Meter(captioner.counters, stream, store, plan.before, feed)
             timed = Timed(Repeated(requests), meter, self.stop, seconds, config.speed.slots)
             self._run(captioner, timed, feed)
-            return meter.snapshot() - (timed.start or Snapshot())
+            return timed.measured()
 
     def _run(self, captioner: Captioner, timed: Timed, feed: Feed) -> None:
         answers = captioner.caption(timed)

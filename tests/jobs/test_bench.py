@@ -103,12 +103,20 @@ def test_what_does_not_win_again_at_the_end_is_not_taken() -> None:
 
 
 def test_what_the_time_does_not_suffice_for_is_named() -> None:
-    search, chosen = searched({"--slots 32": 99.0}, asked=Tried(KNOBS, 0.5))
+    soon = time.monotonic() + 60
+    search, chosen = searched({"--slots 32": 99.0}, asked=Tried(KNOBS, 0.5), deadline=soon)
     assert chosen == KNOBS
     assert KNOBS.changes(search.untried[0]) == "--slots 32"
     search, chosen = searched({"--slots 32": 99.0}, deadline=time.monotonic())
     assert not search.tried
     assert search.untried
+
+
+def test_a_trial_is_long_enough_for_its_slots() -> None:
+    search, _ = searched({}, asked=Tried(KNOBS, 2.0))
+    search.share = 1.0
+    assert search._seconds(replace(KNOBS, slots=8)) == pytest.approx(6.0)
+    assert search._seconds(replace(KNOBS, slots=32)) == pytest.approx(24.0)
 
 
 @pytest.fixture
