@@ -25,6 +25,7 @@ from jobs.run_options import (
     MODEL_OPTIONS,
     SPEED_OPTIONS,
     SPOOL_OPTIONS,
+    WORKER_OPTIONS,
 )
 from jobs.stopping import nothing_done_yet
 from jobs.terminal import printable
@@ -72,6 +73,7 @@ def cli() -> None:
 @CAPTION_OPTIONS
 @SPEED_OPTIONS
 @SPOOL_OPTIONS
+@WORKER_OPTIONS
 @END_OPTIONS
 def run(**options: Any) -> None:
     """Caption every image of the shards, or go on where an earlier run ended.

@@ -14,6 +14,7 @@ from jobs.run_options import (
     INPUT_OPTIONS,
     MODEL_OPTIONS,
     SPEED_OPTIONS,
+    WORKER_OPTIONS,
 )
 from jobs.stopping import nothing_done_yet
 
@@ -51,19 +52,20 @@ def bench(seconds: float, **options: Any) -> None:
         from jobs.options import run_config
 
         words = given_words(click.get_current_context(), options)
-        config = run_config({**end_defaults(), "out": ".", **options})
+        config = run_config({**run_defaults(), "out": ".", **options})
     sys.exit(print_bench(config, seconds, words))
 
 
-def end_defaults() -> dict[str, Any]:
+def run_defaults() -> dict[str, Any]:
     """Return the options of `run` that `bench` does not have, as they are if nobody gives them."""
 
     @click.command()
+    @WORKER_OPTIONS
     @END_OPTIONS
-    def ends(**_: Any) -> None:
+    def rest(**_: Any) -> None:
         """Stand for the rest of `run`."""
 
-    return dict(ends.make_context("bench", []).params)
+    return dict(rest.make_context("bench", []).params)
 
 
 def given_words(context: click.Context, options: Mapping[str, Any]) -> list[str]:

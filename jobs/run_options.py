@@ -187,6 +187,8 @@ SPEED_OPTIONS = _options(
         show_default="one a core of its own, 2 to 8",
         help="Threads that read and open images.",
     ),
+)
+WORKER_OPTIONS = _options(
     click.option(
         "--rank", type=int, help="Which worker this is, from 0.  [default: as the engine tells]"
     ),

@@ -58,7 +58,7 @@ def bench(config: RunConfig, seconds: float, stop: Stop, say: Callable[[str], No
     with tempfile.TemporaryDirectory(prefix="captionjob-bench-") as scratch:
         plan = Plan.make(replace(config, out=str(Path(scratch) / "check")))
         if not plan.slices:
-            raise RequestError("--shards leave nothing to this worker; wanted a lower --rank")
+            raise RequestError("--shards leave nothing to this worker, one of many")
         say(f"loading {plan.source.family} ({plan.source.backend})")
         try:
             with stop.interruptible():

@@ -124,7 +124,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfi
     monkeypatch.setattr(jobs.bench.run, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(jobs.bench.search, "MIN_TRIAL_SECONDS", 0.4)
     monkeypatch.setattr(pipeline.verdict, "MIN_SECONDS", 0.0)
-    make_photo_shard(tmp_path / "a.tar", 20)
+    make_photo_shard(tmp_path / "a.tar", 200)  # few files to finish
     before = torch.get_num_threads()
     yield RunConfig(
         shards=(str(tmp_path / "a.tar"),),
@@ -149,9 +149,9 @@ def test_a_slow_loader_is_found_and_more_of_it_taken(config: RunConfig) -> None:
 
 
 def test_a_slow_network_is_measured_alone_too(config: RunConfig) -> None:
-    found = measure(replace(config, model="scripted:vision=0.01"), 3.0)
+    found = measure(replace(config, model="scripted:vision=0.02"), 4.0)
     assert found.verdict.startswith("vision-bound")
-    assert found.network_alone == pytest.approx(100, rel=0.3)
+    assert found.network_alone == pytest.approx(50, rel=0.3)
     assert found.loader_alone > 2 * found.network_alone
     assert found.whole is not None
     assert found.whole.images_per_second == pytest.approx(found.network_alone, rel=0.3)
@@ -179,7 +179,7 @@ def test_shards_without_an_image_are_told(config: RunConfig, tmp_path: Path) -> 
 def test_identical_images_are_copied_in_the_measured_job_too(
     config: RunConfig, tmp_path: Path
 ) -> None:
-    make_shard(tmp_path / "a.tar", [(f"{n}.jpg", make_image_bytes(seed=1)) for n in range(20)])
+    make_shard(tmp_path / "a.tar", [(f"{n}.jpg", make_image_bytes(seed=1)) for n in range(200)])
     found = measure(replace(config, model="scripted:vision=0.002", dedupe=True), 2.0)
     assert found.whole is not None
     assert found.whole.copied_images > 0.8 * found.whole.images
