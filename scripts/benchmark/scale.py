@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.fixtures import make_image_bytes, make_tar_bytes
@@ -22,7 +22,6 @@ from scripts.benchmark.default_model import ROOT
 
 POLL_SECONDS = 0.5
 SHARD_SAMPLES = 1000
-CLOCKS = {"wall": "seconds", "cpu": "cpu_seconds"}  # to counters of the throughput file
 SIZES = ((96, 64), (64, 96), (128, 96), (80, 80))
 
 
@@ -30,7 +29,8 @@ SIZES = ((96, 64), (64, 96), (128, 96), (80, 80))
 class Moment:
     """What was seen at one look."""
 
-    seconds: float  # of the clock that was asked for
+    wall: float  # seconds of captioning
+    cpu: float  # the same of the processor, all threads
     images: float
     rss_mib: float
 
@@ -40,7 +40,8 @@ class Stretch:
     """So many images of the job."""
 
     images: int  # at its end
-    images_per_second: float
+    per_second: float
+    per_cpu_second: float
     rss_mib: float  # at its end
 
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--clock",
         default="wall",
-        choices=tuple(CLOCKS),
+        choices=("wall", "cpu"),
         help="cpu: seconds of the processor, where others use it too",
     )
     parser.add_argument("--max-growth", type=float, default=0.15, help="of memory, as a share")
@@ -61,21 +62,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="captionjob-scale-") as name:
         write_shards(Path(name) / "shards", asked.images)
-        moments = watch(Path(name), asked.model, CLOCKS[asked.clock])
+        moments = watch(Path(name), asked.model)
         stretches = list(cut(moments, asked.every))
     for one in stretches:
         print(
-            f"{one.images:7,} images  {one.images_per_second:7.1f} images/s  "
-            f"{one.rss_mib:6.0f} MiB",
+            f"{one.images:7,} images  {one.per_second:7.1f} a second  "
+            f"{one.per_cpu_second:7.1f} a processor's second  {one.rss_mib:6.0f} MiB",
             flush=True,
         )
-    growth, slowdown = compare(stretches)
+    growth, slowdown = compare(stretches, asked.clock)
     is_flat = growth <= asked.max_growth and slowdown <= asked.max_slowdown
     print(json.dumps({
         "model": asked.model,
         "clock": asked.clock,
         "images": stretches[-1].images,
-        "images_per_second": [round(one.images_per_second, 2) for one in stretches],
+        "images_per_second": [round(one.per_second, 2) for one in stretches],
+        "images_per_cpu_second": [round(one.per_cpu_second, 2) for one in stretches],
         "rss_mib": [round(one.rss_mib) for one in stretches],
         "growth": round(growth, 4),
         "slowdown": round(slowdown, 4),
@@ -100,7 +102,7 @@ def _picture(number: int) -> bytes:
     return make_image_bytes(width=width, height=height, seed=number)
 
 
-def watch(folder: Path, model: str, clock: str) -> list[Moment]:
+def watch(folder: Path, model: str) -> list[Moment]:
     """Run the command, and look at it until it ends; SystemExit if it fails."""
     command = [
         *(sys.executable, "-m", "jobs", "run", "--model", model),
@@ -113,41 +115,46 @@ def watch(folder: Path, model: str, clock: str) -> list[Moment]:
     try:
         while process.poll() is None:
             time.sleep(POLL_SECONDS)
-            look = _look(folder / "out", clock, process.pid)
-            if look is not None and (not moments or look.seconds > moments[-1].seconds):
+            look = _look(folder / "out", process.pid)
+            if look is not None and (not moments or look.wall > moments[-1].wall):
                 moments.append(look)
                 print(f"{look.images:.0f} images, {look.rss_mib:.0f} MiB", file=sys.stderr)
     finally:
         process.kill()
     if process.wait():
         sys.exit(f"{' '.join(command)} ended with {process.returncode}")
-    end = _look(folder / "out", clock)
+    end = _look(folder / "out")
     if not moments or end is None:
         sys.exit("the job was over before it could be looked at; wanted more --images")
-    return [*moments, Moment(end.seconds, end.images, moments[-1].rss_mib)]
+    return [*moments, replace(end, rss_mib=moments[-1].rss_mib)]
 
 
 def cut(moments: Sequence[Moment], every: int) -> Iterator[Stretch]:
     """Yield the stretches of `every` images, their ends between two looks."""
-    begin, before, wanted = 0.0, Moment(0.0, 0.0, 0.0), every
+    begin = before = Moment(0.0, 0.0, 0.0, 0.0)
+    wanted = every
     for moment in moments:
         while moment.images >= wanted:
             share = (wanted - before.images) / (moment.images - before.images)
-            end = before.seconds + share * (moment.seconds - before.seconds)
-            yield Stretch(wanted, every / (end - begin), moment.rss_mib)
-            begin, wanted = end, wanted + every
+            wall = before.wall + share * (moment.wall - before.wall)
+            cpu = before.cpu + share * (moment.cpu - before.cpu)
+            rates = every / (wall - begin.wall), every / (cpu - begin.cpu)
+            yield Stretch(wanted, *rates, moment.rss_mib)
+            begin, wanted = Moment(wall, cpu, wanted, moment.rss_mib), wanted + every
         before = moment
 
 
-def compare(stretches: Sequence[Stretch]) -> tuple[float, float]:
+def compare(stretches: Sequence[Stretch], clock: str = "wall") -> tuple[float, float]:
     """Return growth of memory and loss of speed from the second stretch to the last, as shares."""
     assert len(stretches) > 2, "wanted three stretches or more"
     second, last = stretches[1], stretches[-1]
     growth = last.rss_mib / second.rss_mib - 1
-    return growth, 1 - last.images_per_second / second.images_per_second
+    if clock == "cpu":
+        return growth, 1 - last.per_cpu_second / second.per_cpu_second
+    return growth, 1 - last.per_second / second.per_second
 
 
-def _look(out: Path, clock: str, pid: int | None = None) -> Moment | None:
+def _look(out: Path, pid: int | None = None) -> Moment | None:
     """Return the newest line of the throughput file, with the memory of now."""
     files = list((out / "_throughput").glob("*.jsonl"))
     text = files[0].read_text() if files else ""
@@ -164,7 +171,7 @@ def _look(out: Path, clock: str, pid: int | None = None) -> Moment | None:
         if not sizes:
             return None  # it is ending
         rss = int(sizes[0].split()[1]) / 1024
-    return Moment(line[clock], line["images"], rss)
+    return Moment(line["seconds"], line["cpu_seconds"], line["images"], rss)
 
 
 if __name__ == "__main__":

@@ -14,19 +14,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 
 def test_stretches_end_between_two_looks() -> None:
-    moments = [Moment(10, 80, 500), Moment(20, 120, 510), Moment(40, 320, 520)]
+    moments = [Moment(10, 20, 80, 500), Moment(20, 40, 120, 510), Moment(40, 80, 320, 520)]
     assert list(cut(moments, 100)) == [
-        Stretch(100, 100 / 15, 510),
-        Stretch(200, 100 / 13, 520),
-        Stretch(300, 100 / 10, 520),
+        Stretch(100, 100 / 15, 100 / 30, 510),
+        Stretch(200, 100 / 13, 100 / 26, 520),
+        Stretch(300, 100 / 10, 100 / 20, 520),
     ]
 
 
 def test_the_last_stretch_is_held_against_the_second() -> None:
-    stretches = [Stretch(1, 1.0, 100), Stretch(2, 10.0, 200), Stretch(3, 8.0, 250)]
-    growth, slowdown = compare(stretches)
-    assert growth == pytest.approx(0.25)
-    assert slowdown == pytest.approx(0.2)
+    first, second = Stretch(1, 1.0, 1.0, 100), Stretch(2, 10.0, 5.0, 200)
+    stretches = [first, second, Stretch(3, 8.0, 4.5, 250)]
+    assert compare(stretches) == pytest.approx((0.25, 0.2))
+    assert compare(stretches, "cpu") == pytest.approx((0.25, 0.1))
 
 
 def test_a_short_job_prints_each_stretch_and_one_line_of_json(
