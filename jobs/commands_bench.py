@@ -14,6 +14,7 @@ from jobs.run_options import (
     INPUT_OPTIONS,
     MODEL_OPTIONS,
     SPEED_OPTIONS,
+    SPOOL_OPTIONS,
     WORKER_OPTIONS,
 )
 from jobs.stopping import nothing_done_yet
@@ -60,6 +61,7 @@ def run_defaults() -> dict[str, Any]:
     """Return the options of `run` that `bench` does not have, as they are if nobody gives them."""
 
     @click.command()
+    @SPOOL_OPTIONS
     @WORKER_OPTIONS
     @END_OPTIONS
     def rest(**_: Any) -> None:
