@@ -30,7 +30,8 @@ EXIT_HELD, EXIT_BROKEN, EXIT_MISSING = 0, 1, 3
 def main(words: Sequence[str] | None = None) -> int:
     """Read the command line, run the scenarios, print what was found."""
     asked = _parser().parse_args(words)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     names = asked.only or list(SCENARIOS)
     folder = nullcontext(asked.work) if asked.work else tempfile.TemporaryDirectory(prefix="cj-")
     results: list[Result] = []
@@ -113,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, signal.SIG_IGN)  # a second one would end the stopping half-way
     raise KeyboardInterrupt
 
 
