@@ -1,4 +1,4 @@
-"""Memory that a job would hold for nothing: freed pixels, and kernels for shapes long past.
+"""Freed pixels go back to the system at once, instead of to each thread's own heap.
 
 glibc's malloc learns from freed blocks: once a thread has freed one of Pillow's 16 MiB blocks,
 blocks of that size come from that thread's heap and stay there. Eight loader threads that open
@@ -9,11 +9,9 @@ threshold ends the learning. Smaller blocks keep coming from the heap, which is 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-NUM_KERNELS = 256
 MMAP_BYTES = 12 << 20  # below Pillow's blocks
 TRIM_BYTES = 64 << 20  # the default of 128 kB, which a fixed threshold brings back, is slow
 
@@ -27,12 +25,3 @@ def give_back_freed_memory() -> bool:
     except (OSError, AttributeError):  # another C library, such as musl
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES))
-
-
-def keep_few_kernels() -> None:
-    """Let oneDNN keep as many compiled kernels as a job goes through in turn, not 1,024.
-
-    Each shape of a prefill is another one, of up to 200 kB. To be called before the first is
-    made; what the user has set stays.
-    """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(NUM_KERNELS))

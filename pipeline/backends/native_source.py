@@ -14,7 +14,6 @@ from pipeline.backends.native import NativeCaptioner
 from pipeline.backends.placement import Placement
 from pipeline.backends.threads import choose_threads, is_small_network
 from pipeline.captioner import Ready, SamplingSettings, SpeedSettings
-from pipeline.freed_memory import keep_few_kernels
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
 from pipeline.records import ImageFacts, SampleRef
@@ -53,7 +52,6 @@ class NativeSource:
 
     def load(self, sampling: SamplingSettings, speed: SpeedSettings) -> NativeCaptioner:
         """Load the weights onto the device, and choose how many threads run them."""
-        keep_few_kernels()
         model = self.build(self.placement)
         is_small = is_small_network(model)
         captioner = NativeCaptioner(model, self.processor, self.placement, sampling, speed)
