@@ -221,8 +221,10 @@ class Claims:
     def _try(self, place: int, generation: int = 1) -> bool:
         """Try to get the lease on a unit."""
         unit = self._map.units[place]
-        if self._has_file(place) or self._tries[unit.id] >= MAX_TRIES:
-            self._map.end([place])
+        is_final = self._has_file(place)
+        if is_final or self._tries[unit.id] >= MAX_TRIES:
+            # A file ends its other slices too: who made it may have died before it said so.
+            self._map.end(self._map.siblings_of(unit.shard.id) if is_final else [place])
             if place in self._map.given_back:  # taken, and finished, by one who did not know
                 leases.forget_free(self._folder, unit.id)
             return False
