@@ -10,10 +10,11 @@ from jobs.alarms import alarms_of
 from jobs.config import RunConfig
 from jobs.display import display_on
 from jobs.local_workers import LocalWorkers, own_words
+from jobs.plan import Plan
 from jobs.plan_text import plan_text
 from jobs.result import RunResult, summary
 from jobs.results import read_output
-from jobs.run import Plan, Run
+from jobs.run import Run
 from jobs.status_view import alarm_lines
 from jobs.stopping import EXIT_AGAIN, Stop
 from jobs.terminal import bytes_text, plural, printable

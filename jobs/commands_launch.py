@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from jobs.launch.run_words import RunWords
 
 RUN_WORDS = click.argument("run_options", nargs=-1, type=click.UNPROCESSED)
+NAME = click.option("--name", default="captionjob", show_default=True, help="Of the job.")
+MAX_RUNNING = click.option(
+    "--max-running", type=click.IntRange(min=1), metavar="N", help="Workers at the same time."
+)
+GPUS = click.option(
+    "--gpus",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Of each worker; a worker drives one.",
+)
 
 
 @click.group()
@@ -43,22 +54,14 @@ def _run_words(words: tuple[str, ...]) -> RunWords:
     "--array", type=click.IntRange(min=1), required=True, metavar="N", help="How many workers."
 )
 @click.option("--time", metavar="TIME", help="Limit of each worker's run: 4:00:00, 90m.")
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Of each worker; a worker drives one.",
-)
+@GPUS
 @click.option(
     "--cpus", type=click.IntRange(min=1), default=4, show_default=True, help="Of each worker."
 )
 @click.option("--mem", metavar="SIZE", help="Of each worker, such as 16G.")
 @click.option("--partition", help="Slurm's partition.")
 @click.option("--account", help="Slurm's account.")
-@click.option(
-    "--max-running", type=click.IntRange(min=1), metavar="N", help="Workers at the same time."
-)
+@MAX_RUNNING
 @click.option(
     "--signal-seconds",
     type=click.IntRange(min=1),
@@ -73,7 +76,7 @@ def _run_words(words: tuple[str, ...]) -> RunWords:
     show_default=True,
     help="How often a worker may be started again.",
 )
-@click.option("--name", default="captionjob", show_default=True, help="Of the job.")
+@NAME
 @click.option(
     "--logs", default="logs", show_default=True, metavar="FOLDER", help="A file a worker goes here."
 )
@@ -121,18 +124,10 @@ def slurm(run_options: tuple[str, ...], submit: bool, logs: str, **options: Any)
     help="How many workers.",
 )
 @click.option("--image", required=True, help="What scripts/Containerfile was built to.")
-@click.option("--name", default="captionjob", show_default=True, help="Of the job.")
+@NAME
 @click.option("--namespace", help="Where the job lives.  [default: kubectl's own]")
-@click.option(
-    "--max-running", type=click.IntRange(min=1), metavar="N", help="Workers at the same time."
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Of each worker; a worker drives one.",
-)
+@MAX_RUNNING
+@GPUS
 @click.option("--cpus", default="4", show_default=True, metavar="QUANTITY", help="Of each worker.")
 @click.option(
     "--memory", default="16Gi", show_default=True, metavar="QUANTITY", help="Of each worker."

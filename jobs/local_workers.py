@@ -22,9 +22,9 @@ from typing import TextIO
 
 from jobs.config import RunConfig
 from jobs.display import Display, Standing
+from jobs.plan import Plan
 from jobs.ranks import JOB_ID, LOCAL_RANK, LOCAL_SIZE, RANK, WORLD_SIZE
 from jobs.result import EXIT_FAILED, EXIT_REQUEST, RunResult, plan_line
-from jobs.run import Plan
 from jobs.sharing import num_cores
 from jobs.stopping import EXIT_AGAIN, Stop, StopClock
 from jobs.worker_pipe import PIPE, Report, total

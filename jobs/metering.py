@@ -6,8 +6,9 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 
 from jobs.display import Display, Standing
-from jobs.feed import Feed, ShardStream
+from jobs.feed import Feed
 from jobs.stopping import Stop
+from jobs.stream import ShardStream
 from pipeline.output.resume import FolderState
 from pipeline.output.store import Store
 from pipeline.records import EngineCounters

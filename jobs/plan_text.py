@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from itertools import groupby, islice
 
+from jobs.plan import Plan
 from jobs.result import plan_line
-from jobs.run import Plan
 from jobs.terminal import bytes_text
 from pipeline.captioner import Captioner
 from pipeline.errors import SampleError, ShardError

@@ -16,149 +16,34 @@ from jobs.claiming import Claims
 from jobs.config import MIN_IMAGES_FOR_RATE, RunConfig, WorkerSettings
 from jobs.display import Display, Silent
 from jobs.doubles import Doubles
-from jobs.feed import Feed, Prepared, Preparer, ShardStream, weigh_result, weigh_sample
+from jobs.feed import Feed, Prepared, load_ahead
 from jobs.metering import Meter, Reporter
+from jobs.plan import Plan, Standby
 from jobs.ranks import Place
 from jobs.result import RunResult, plan_line
-from jobs.sharing import num_cores
 from jobs.stopping import GraceOver, Stop, StopClock
+from jobs.stream import ShardStream
 from jobs.terminal import bytes_text
 from jobs.ticker import Ticker
 from pipeline.captioner import Captioner, ModelSource
 from pipeline.freed_memory import give_back_freed_memory
-from pipeline.input.checks import check_fields
-from pipeline.input.dealing import Slice, deal, units
-from pipeline.input.reader import ReaderSettings
-from pipeline.input.shards import expand_shards, is_table, left_aside, with_columns
-from pipeline.output.folder import OutFolder
-from pipeline.output.job_record import JobRecord, check_folder, check_place, claim_folder
+from pipeline.input.dealing import units
+from pipeline.input.shards import is_table
+from pipeline.output.job_record import claim_folder
 from pipeline.output.leases import CLAIMS
 from pipeline.output.resume import (
-    FolderState,
-    Leftover,
-    ShardState,
-    divided_anew,
-    look,
-    shard_state,
     tidy,
-    version_of,
 )
-from pipeline.output.retry import retry_state
 from pipeline.output.store import Store
 from pipeline.output.waiting import Waiting
-from pipeline.prefetch import Prefetcher, PrefetchLimits
-from pipeline.prompts import PromptTemplate, fields_needed
+from pipeline.prefetch import Prefetcher
 from pipeline.records import Row, Sample, Shard
 from pipeline.remote.addresses import is_remote
 from pipeline.remote.spool import Spool
 from pipeline.throughput import Snapshot, ThroughputLog
-from pipeline.verdict import Tuning
 
 TICK_SECONDS = 0.5
-MAX_LOOKED_AT = 5000  # finished files whose ends every worker reads, where all take from all
 CLOSE_SECONDS = 1.0  # that threads stuck in a read may keep the end waiting
-
-
-@dataclass(slots=True)
-class Standby:
-    """What a process keeps that does one run after another: a Ray actor."""
-
-    shards: list[Shard] = field(default_factory=list)  # empty: the run's own words are expanded
-    worker: str = ""  # whose throughput file goes on; empty: a new one
-    source: ModelSource | None = None
-    captioner: Captioner | None = None
-    earlier: Snapshot = field(default_factory=Snapshot)  # of the runs before, all together
-    meter: Meter | None = None  # of the run of now
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A request that was found right, before weights are loaded."""
-
-    config: RunConfig
-    out: OutFolder
-    slices: list[Slice]  # one of each shard that this worker has a part in
-    source: ModelSource
-    template: PromptTemplate
-    record: JobRecord
-    before: FolderState
-    stale: tuple[Leftover, ...] = ()
-
-    @classmethod
-    def make(
-        cls, config: RunConfig, standby: Standby | None = None, waiting: Waiting | None = None
-    ) -> Plan:
-        """Check shards, model, prompt and output folder; nothing is written.
-
-        Raises RequestError where the request is wrong.
-        """
-        kept = standby or Standby()
-        found = kept.shards or expand_shards(config.shards, allow_pipe=config.allow_pipe)
-        found = with_columns(found, config.columns)
-        place, is_claiming = config.worker.place, config.worker.is_claiming
-        dealt = deal(found, place.rank, place.world_size)
-        slices = [Slice(shard) for shard in found] if is_claiming else dealt
-        shards = [one.shard for one in slices]
-        out = config.folder(waiting)
-        check_place(out)
-        source = kept.source = kept.source or config.source()
-        record = config.record(source)
-        check_folder(out, record, overwrite=config.overwrite)
-        if config.overwrite:
-            before = FolderState(tuple(ShardState(shard) for shard in shards))
-        else:
-            rule = partial(retry_state, statuses=config.retry)
-            is_large = is_claiming and len(shards) > MAX_LOOKED_AT
-            # Then each worker looks at its share, or 1,000 would look at 1,000,000 each.
-            trusted = {one.id for one in shards} - {one.shard.id for one in dealt}
-            before = look(out, shards, record.fingerprint, rule, trusted if is_large else ())
-        template = config.template(source)
-        check_fields(found, config.columns, template.needs_fields | fields_needed(config.keep))
-        stale = () if config.overwrite else divided_anew(out, found)
-        return cls(config, out, slices, source, template, record, before, stale)
-
-    def state_now(self) -> FolderState:
-        """Look again, at the shards that were not done before."""
-        if self.config.worker.is_claiming:
-            ids = {state.shard.id for state in self.before.shards}
-            shards = [state.shard for state in self.before.shards]
-            return look(self.out, shards, self.record.fingerprint, trusted=ids)
-        states = list(self.before.shards)
-        for place, state in enumerate(states):
-            base = state.base
-            if base is not None and version_of(self.out, base.final) == base.version:
-                continue  # its samples are still to be made again
-            if not state.is_done:
-                fingerprint = self.record.fingerprint
-                states[place] = shard_state(self.out, state.shard, fingerprint)
-        return FolderState(tuple(states))
-
-    @property
-    def notes(self) -> list[str]:
-        """What of the folders in --shards was not taken."""
-        return left_aside(self.config.shards)
-
-    @property
-    def reader_settings(self) -> ReaderSettings:
-        """Which fields of a sample the prompt and the kept columns need."""
-        return ReaderSettings(
-            self.template.needs_fields | fields_needed(self.config.keep),
-            has_lenient_end=self.config.has_lenient_end,
-        )
-
-    @property
-    def tuning(self) -> Tuning:
-        """What the verdict may ask to change."""
-        config = self.config
-        return Tuning(
-            config.worker.loader_workers,
-            config.speed.slots,
-            config.speed.prefill_batch,
-            config.commit.rows,
-            # The default model sees in float32 whatever is asked for.
-            "" if self.source.family == "default" else self.source.fingerprint.get("dtype", ""),
-            num_cores() // config.worker.place.local_size,
-        )
 
 
 @dataclass(slots=True)
@@ -293,18 +178,8 @@ class Run:
         """Run the stages to their end, or to the stop, and commit what is finished."""
         give_back_freed_memory()
         config = self.config
-        num_captions = config.sampling.num_captions
-        doubles = Doubles(num_captions) if config.dedupe else None
-        preparer = Preparer(
-            captioner, plan.template, config.images, config.keep, num_captions, doubles=doubles
-        )
-        limits = PrefetchLimits(
-            threads=config.worker.loader_workers,
-            max_items=2 * config.speed.prefill_batch + config.worker.loader_workers,
-        )
-        prefetcher: Prefetcher[Sample, Prepared] = Prefetcher(
-            stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
-        )
+        doubles = Doubles(config.sampling.num_captions) if config.dedupe else None
+        prefetcher = load_ahead(plan, stream, captioner, doubles)
         log = ThroughputLog(plan.out, self.standby.worker or worker)
         add_row = partial(self._add, store)
         feed = Feed(prefetcher, stream, store, self.stop, add_row, doubles)
@@ -329,13 +204,8 @@ class Run:
 
     def _answer(self, captioner: Captioner, feed: Feed, store: Store, ticker: Ticker) -> None:
         """Pull captions until there are no more, or the grace of a stop is over."""
-        answers = captioner.caption(feed)
         try:
-            while True:
-                with self.stop.interruptible():
-                    caption = next(answers, None)
-                if caption is None:
-                    return
+            for caption in self.stop.waiting_for(captioner.caption(feed)):
                 ticker.check()
                 while captioner.notices:
                     self.display.say(captioner.notices.pop(0))

@@ -17,6 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 COMMIT_SECONDS = 5.0  # kept of the grace, for the last commit
@@ -112,6 +115,15 @@ class Stop:
             yield
         finally:
             self._can_interrupt = False
+
+    def waiting_for(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield items; the waits between them are interruptible, what is done with them is not."""
+        while True:
+            with self.interruptible():
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
     @contextlib.contextmanager
     def protected(self) -> Iterator[None]:

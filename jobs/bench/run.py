@@ -12,7 +12,7 @@ from jobs.bench.knobs import Knobs, Limits
 from jobs.bench.search import Search, Tried
 from jobs.bench.trial import Trials
 from jobs.config import RunConfig
-from jobs.run import Plan
+from jobs.plan import Plan
 from jobs.stopping import GraceOver, Stop
 from pipeline.errors import JobError, RequestError
 from pipeline.throughput import Snapshot

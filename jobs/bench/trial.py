@@ -16,13 +16,14 @@ from pathlib import Path
 
 from jobs.config import RunConfig
 from jobs.doubles import Doubles
-from jobs.feed import Feed, Prepared, Preparer, ShardStream, weigh_result, weigh_sample
+from jobs.feed import Feed, Prepared, load_ahead, weigh_result
 from jobs.metering import Meter
-from jobs.run import Plan
+from jobs.plan import Plan
 from jobs.stopping import GraceOver, Stop
+from jobs.stream import ShardStream
 from pipeline.captioner import Captioner, RequestSource
 from pipeline.output.store import Store
-from pipeline.prefetch import Prefetcher, PrefetchLimits
+from pipeline.prefetch import Prefetcher
 from pipeline.records import Request, Row, Sample
 from pipeline.throughput import Snapshot
 
@@ -167,13 +168,8 @@ class Trials:
             return timed.measured()
 
     def _run(self, captioner: Captioner, timed: Timed, feed: Feed) -> None:
-        answers = captioner.caption(timed)
         try:
-            while True:
-                with self.stop.interruptible():
-                    caption = next(answers, None)
-                if caption is None:
-                    return
+            for caption in self.stop.waiting_for(captioner.caption(timed)):
                 feed.put(Row.from_caption(caption))
         except (TimeOver, GraceOver):
             return
@@ -207,17 +203,7 @@ class Trials:
             stop=self.stop,
             num_captions=config.sampling.num_captions,
         )
-        num_captions = config.sampling.num_captions
-        preparer = Preparer(
-            captioner, plan.template, config.images, config.keep, num_captions, doubles=doubles
-        )
-        limits = PrefetchLimits(
-            threads=config.worker.loader_workers,
-            max_items=2 * config.speed.prefill_batch + config.worker.loader_workers,
-        )
-        with Prefetcher(
-            stream, preparer, limits, weigh_item=weigh_sample, weigh_result=weigh_result
-        ) as prefetcher:
+        with load_ahead(plan, stream, captioner, doubles) as prefetcher:
             yield stream, prefetcher
 
 

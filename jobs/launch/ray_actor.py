@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from jobs.config import RunConfig, WorkerSettings
 from jobs.display import Standing
+from jobs.plan import Standby
 from jobs.ranks import Place
-from jobs.run import Run, Standby, worker_name
+from jobs.run import Run, worker_name
 from jobs.stopping import Stop
 from pipeline.output.resume import FolderState
 from pipeline.records import Shard

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.options import run_config
-from jobs.run import Plan
+from jobs.plan import Plan
 from pipeline.errors import RequestError
 
 if TYPE_CHECKING:

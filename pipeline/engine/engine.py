@@ -237,8 +237,12 @@ class Engine:
         return Sequence(request, caption_index, numbers)
 
     def _with_siblings(self, lead: Sequence) -> list[Sequence]:
-        siblings = range(1, 1 + lead.num_siblings)
-        return [lead, *(self._sequence(lead.request, index) for index in siblings)]
+        family = [lead]
+        for caption_index in range(1, 1 + lead.num_siblings):
+            sibling = self._sequence(lead.request, caption_index)
+            sibling.features = lead.features  # for a prefill of its own, if it loses its slot
+            family.append(sibling)
+        return family
 
     def _admit(self, families: Rows[Rows[Sequence]], slots: Rows[int]) -> None:
         """Place each prefilled sequence; further captions of its image copy its slot."""
@@ -299,7 +303,7 @@ class Engine:
 def rounded_rows(num_rows: int) -> int:
     """Return how many rows a decode step runs for so many live ones: a power of 2, or eights.
 
-    Each new shape costs a kernel that is compiled, and kept: 300 of them held 80 MB.
+    Each new shape costs kernels that are compiled, and kept.
     """
     if num_rows >= ROW_BLOCK:
         return -(-num_rows // ROW_BLOCK) * ROW_BLOCK

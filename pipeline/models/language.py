@@ -91,7 +91,7 @@ class DecoderBlock(nn.Module):
         self.qkv = Linear(width, heads + 2 * kv_width, bias=False)
         self.out = Linear(heads, width, bias=False)
         self.mlp_norm = RMSNorm(width, spec.norm_eps)
-        self.gate_up = GatedLinear(width, 2 * spec.intermediate_size, bias=False)
+        self.gate_up = GatedLinear(width, spec.intermediate_size)
         self.down = Linear(spec.intermediate_size, width, bias=False)
 
     def forward(

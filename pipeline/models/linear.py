@@ -86,13 +86,14 @@ class Linear(nn.Linear, LaysOut):
 
 
 class GatedLinear(nn.Linear, LaysOut):
-    """SwiGLU's two matrices as one (https://arxiv.org/abs/2002.05202): the gate's rows, then up's.
-
-    Its result is half as wide as the rows are many.
-    """
+    """SwiGLU's two matrices as one, the gate's rows first (https://arxiv.org/abs/2002.05202)."""
 
     _gate: Tensor | None = None
     _up: Tensor | None = None
+
+    def __init__(self, inputs: int, width: int) -> None:
+        """Give a result of `width`, from twice as many rows without a bias."""
+        super().__init__(inputs, 2 * width, bias=False)
 
     def lay_out(self) -> None:
         """Keep the two blocked weights alone: `weight` is empty from now on."""

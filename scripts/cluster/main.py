@@ -39,9 +39,9 @@ def main(words: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         with folder as work:
-            # munged wants a way to its socket that is open to all; a temporary folder is not.
-            Path(work).mkdir(parents=True, exist_ok=True)
-            Path(work).chmod(0o755)
+            if not asked.work:
+                # munged wants a way to its socket that is open to all; this folder is not.
+                Path(work).chmod(0o755)
             for name in names:
                 for result in _run(name, Path(work).resolve(), asked.quick, missing):
                     results.append(result)

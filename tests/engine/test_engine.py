@@ -232,6 +232,18 @@ def test_out_of_memory_runs_less_at_a_time_and_changes_no_caption(
     assert len(ended) == len(requests)
 
 
+def test_a_further_caption_that_loses_its_slot_still_knows_the_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [make_request(i, [1 + i, 2], num_tiles=1 + i % 2) for i in range(4)]
+    sampling = SamplingSettings(max_new_tokens=12, temperature=1.2, num_captions=2)
+    settings = Settings(8, 4, max_new_tokens=12, sampling=sampling)
+    wanted = {(r.ref.index, i): alone(r, settings, i) for r in requests for i in range(2)}
+    monkeypatch.setattr(laws, "MODEL", SmallMemory(max_prefill=8, max_decode=3))
+    ended = through_engine(requests, settings)
+    assert {(s.request.ref.index, s.caption_index): s.token_ids for s in ended} == wanted
+
+
 def test_a_request_that_fits_nowhere_is_an_error_row(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [make_request(i, [1 + i, 2]) for i in range(5)]
     monkeypatch.setattr(laws, "MODEL", SmallMemory(max_prefill=0, max_decode=9))

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs import feed
+from jobs import stream
 from jobs.claiming import Claims, ClaimSettings
 from jobs.config import RunConfig, WorkerSettings
+from jobs.plan import Plan
 from jobs.ranks import Place
 from jobs.result import RunResult
-from jobs.run import Plan, Run
+from jobs.run import Run
 from jobs.stopping import Stop, StopClock
 from pipeline.captioner import SpeedSettings
 from pipeline.errors import JobError, RequestError
@@ -202,6 +203,23 @@ def test_slices_wait_for_each_other_and_a_shard_without_file_is_looked_at_again(
     assert folder.names(CLAIMS) == []
 
 
+def test_a_file_whose_maker_died_before_it_said_so_keeps_nobody_waiting(
+    folder: LocalFolder,
+) -> None:
+    """Its lease falls silent, and the slices beside it would be waited for, for ever."""
+    cut = units([Shard("s-0a", "/s.tar")], 2)
+    one, dead = (Claims(folder, cut, name, HandClock()) for name in ("one", "dead"))
+    for unit in cut[:7]:
+        assert one.take() == unit
+        one.finish(unit)
+    assert dead.take() == cut[7]
+    folder.create_if_absent("s-0a.parquet", b"")
+    assert one.take() is None
+    clock = one._clock
+    assert isinstance(clock, HandClock)
+    assert clock.time < 2 * one.settings.lease_seconds
+
+
 def test_names_that_are_no_claims_are_left_out() -> None:
     found = ClaimNames.of(["s.0002", "s.0001", "t.failed-ab", "u.done", "x.txt", "y", ".0001"])
     assert (found.held, found.failed, found.done) == ({"s": 2}, {"t": {"ab"}}, {"u"})
@@ -325,13 +343,13 @@ def test_two_workers_do_not_wait_for_each_other(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard's end is told while the loader waits: else its holder and another wait for ever."""
-    real = feed.read_shard
+    real = stream.read_shard
 
     def slow_to_end(*args: object, **options: object) -> Iterator[Sample]:
         yield from real(*args, **options)  # type: ignore[arg-type]
         time.sleep(0.3)  # all captions are there before the end of the shard is known
 
-    monkeypatch.setattr(feed, "read_shard", slow_to_end)
+    monkeypatch.setattr(stream, "read_shard", slow_to_end)
     folder = LocalFolder(Path(config.out))
     shards = expand_shards(config.shards)
     lease = Lease(shards[1].id, 1)
@@ -365,7 +383,7 @@ def test_of_very_many_shards_each_worker_looks_at_its_share(
     assert Run(config).run().exit_code == 0
     states = Plan.make(claiming(config, 1, 2)).before.shards
     assert [(state.is_done, state.num_rows) for state in states] == [(True, 40), (True, 3)]
-    monkeypatch.setattr("jobs.run.MAX_LOOKED_AT", 0)
+    monkeypatch.setattr("jobs.plan.MAX_LOOKED_AT", 0)
     states = Plan.make(claiming(config, 1, 2)).before.shards
     assert [(state.is_done, state.num_rows) for state in states] == [(True, 40), (True, 0)]
 

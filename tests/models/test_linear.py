@@ -53,7 +53,7 @@ def test_a_blocked_matrix_multiplies_activates_and_adds_as_the_plain_one(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_a_blocked_gate_is_silu_of_its_first_half_times_the_second(dtype: torch.dtype) -> None:
-    gated = filled(GatedLinear(24, 80, bias=False), dtype)
+    gated = filled(GatedLinear(24, 40), dtype)
     x = drawn(7, 24, dtype=dtype)
     gate, up = nn.functional.linear(x.double(), gated.weight.double()).chunk(2, dim=-1)
     lay_out(gated)
