@@ -31,6 +31,7 @@ from pipeline.captioner import SamplingSettings
 from pipeline.engine.engine import Engine, EngineShape
 from pipeline.engine.stopping import StopRules
 from pipeline.models.idefics3 import load_idefics3
+from pipeline.models.linear import lay_out
 from pipeline.models.llava import load_llava
 from pipeline.models.nanovlm import NanoVLMSpec, load_nanovlm, weight_layout
 from pipeline.models.projector import pixel_shuffle
@@ -122,7 +123,11 @@ def tiny_checkpoints(report: Report) -> None:
 def engine_tokens(
     model: VisionLanguageModel, ready: Sequence[Prepared], num_tokens: int, num_slots: int
 ) -> Tensor:
-    """Run prepared prompts through the engine, slots refilled as they free up: `[B, N]`."""
+    """Run prepared prompts through the engine, slots refilled as they free up: `[B, N]`.
+
+    The network's weights are laid out as a job lays them out.
+    """
+    lay_out(model)
     shape = EngineShape(num_slots, 4, max(len(ids) for ids, _ in ready), torch.float32, CPU)
     settings = SamplingSettings(max_new_tokens=num_tokens, max_repeats=0)
     engine = Engine(model, shape, settings, StopRules(frozenset(), num_tokens))
@@ -232,18 +237,21 @@ MEASURE = """
 import sys, torch
 from importlib import import_module
 from pathlib import Path
+from pipeline.models.linear import lay_out
 load = getattr(import_module(sys.argv[1]), sys.argv[2])
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 before = peak()
 model = load(Path(sys.argv[3]), getattr(torch, sys.argv[4]), torch.device("cpu"))
-print(sum(p.numel() * p.element_size() for p in model.parameters()), peak() - before)
+weights = sum(p.numel() * p.element_size() for p in model.parameters())
+lay_out(model)
+print(weights, peak() - before)
 """
 
 
 def loading(report: Report, folder: Path, module: str, function: str) -> None:
-    """Measure the high-water mark of a process that only loads."""
+    """Measure the high-water mark of a process that only loads, and lays the weights out."""
     if not Path("/proc/self/status").exists():
         return
     for dtype in ("float32", "bfloat16"):
@@ -260,7 +268,8 @@ def loading(report: Report, folder: Path, module: str, function: str) -> None:
         report.check(
             f"  loading in {dtype}: {weights / 1e6:.0f} MB of weights, at most {peak / 1e6:.0f} MB "
             f"({peak / weights:.2f} times)  {time.perf_counter() - started:.1f} s",
-            peak < 1.15 * weights,
+            # The head's matrix is there twice: for a moment, or for good where it is tied.
+            peak < 1.25 * weights,
         )
 
 
