@@ -1,4 +1,8 @@
-"""Plain data as YAML: mappings and lists in block style, every text quoted as in JSON."""
+"""Plain data as YAML: mappings and lists in block style, every text quoted as in JSON.
+
+Not PyYAML, whose rules of what needs no quotes are older than those of Kubernetes' reader: it
+writes the text `1e3` bare, which comes back as a number there.
+"""
 
 from __future__ import annotations
 
