@@ -15,7 +15,9 @@ if sys.version_info < (3, 10):
         "${PYTHON:-python3}" -m venv .venv
     fi
     if [ -n "$extras" ] || [ ! -e .venv/.installed-dev ]; then
-        if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ]; then
+        # The kernels in C are built by an installation, too.
+        if [ ! -e "$stamp" ] || [ -n "$(find pyproject.toml constraints.txt pipeline/kernels \
+            -newer "$stamp" -name '*.[ch]' -o -newer "$stamp" -name '*.t[ox]*')" ]; then
             echo "installing captionjob into .venv (the first time takes a few minutes)" >&2
             .venv/bin/python -m pip install --quiet --disable-pip-version-check \
                 -c constraints.txt -e ".${extras:+[$extras]}"

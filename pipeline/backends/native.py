@@ -15,6 +15,7 @@ from pipeline.captioner import PromptPreview, RequestSource, SamplingSettings, S
 from pipeline.engine.engine import Engine, EngineShape
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.errors import JobError, RequestError, SampleError
+from pipeline.kernels import library
 from pipeline.models.linear import lay_out
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
@@ -44,6 +45,8 @@ class NativeCaptioner:
         self.notices: list[str] = []
         if isinstance(model, nn.Module):
             lay_out(model)
+        if placement.device.type == "cpu" and library.found() is None:
+            self.notices.append("decoding is slower: captionjob was installed without a C compiler")
         self._model = model
         self._processor = processor
         self._answers = Answers(processor.detokenise, processor.eos_ids, sampling.stop)

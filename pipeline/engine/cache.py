@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from pipeline.engine.padding import PrefillBatch
-from pipeline.models.attention import attend
+from pipeline.kernels.decode import StepAttention, can_attend
+from pipeline.models.attention import RopeTables, attend, rotated
 from pipeline.models.language import DecoderSpec
 
 COLUMN_BLOCK = 16
@@ -49,6 +50,7 @@ class KVCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_slots
+        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.device = device
 
     @property
@@ -110,10 +112,9 @@ class PrefillView:
         self._is_padded = batch.num_padding_tokens > 0
         self._real = batch.is_real.flatten().nonzero()[:, 0]
 
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Store the real tokens of `[B, K, T, D]`; attend over the batch as it came."""
+    def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
+        """Store the real tokens of `[B, T, H + 2 K, D]`; attend over the batch as it came."""
+        queries, keys, values = rotated(heads, tables, self._cache.num_kv_heads)
         for stored, new in ((self._cache.keys, keys), (self._cache.values, values)):
             tokens = new.transpose(1, 2).flatten(0, 1)
             if self._is_padded:
@@ -135,6 +136,8 @@ class DecodeView:
             for first, last in pairwise(group_borders(num_rows, cache.device))
         ]
         self._num_columns = max(columns for _, columns in self._groups)
+        kernels = can_attend(cache.keys[0])
+        self._fused = StepAttention(kernels, self._lengths, cache.num_heads) if kernels else None
 
     def _columns_for(self, length: int) -> int:
         # Rounded up, so that shapes repeat from step to step; the mask covers the rest.
@@ -152,13 +155,14 @@ class DecodeView:
         columns = torch.arange(self._num_columns, device=self._lengths.device)
         return (columns <= self._lengths[:, None])[:, None, None]
 
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Store `[B, K, 1, D]` behind each row's tokens; attend over the slots, not copied."""
+    def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
+        """Store `[B, 1, H + 2 K, D]` behind each row's tokens; attend over the slots in place."""
         stored = self._cache.keys[layer], self._cache.values[layer]
-        for kept, new in zip(stored, (keys, values), strict=True):
-            kept[self._rows, self._lengths] = new[:, :, 0]
+        if self._fused is not None:
+            return self._fused.attend(heads, tables.cos, tables.sin, *stored)
+        queries, *new = rotated(heads, tables, self._cache.num_kv_heads)
+        for kept, these in zip(stored, new, strict=True):
+            kept[self._rows, self._lengths] = these[:, :, 0]
         mixed = []
         for rows, columns in self._groups:
             all_keys, all_values = (kept[rows, :columns].transpose(1, 2) for kept in stored)

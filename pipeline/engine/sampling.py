@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pipeline.captioner import SamplingSettings
 from pipeline.engine.sequence import Sequence
+from pipeline.kernels import decode as kernels
 
 BLOCK = 128
 
@@ -31,6 +32,10 @@ class Sampler:
         The probability is the network's own, before temperature, penalty and filters. It is
         NaN where the logits are not finite.
         """
+        if self._is_plain(sequences):
+            fused = kernels.best(logits)
+            if fused is not None:
+                return fused[0].tolist(), fused[1].tolist()
         logits = self._widened(logits)
         shaped = self._shape(logits, sequences)
         if self._settings.temperature == 0:
@@ -47,6 +52,18 @@ class Sampler:
         logprobs = chosen_logprobs_(logits, ids, are_largest=is_greedy)
         return ids.tolist(), logprobs.tolist()
 
+    def _is_plain(self, sequences: Rows[Sequence]) -> bool:
+        """True if the network's own best token is the answer."""
+        settings = self._settings
+        is_greedy = settings.temperature == 0 and settings.repetition_penalty == 1.0
+        return is_greedy and not any(self._are_too_short(sequences))
+
+    def _are_too_short(self, sequences: Rows[Sequence]) -> list[bool]:
+        """Say of each caption whether it may not end yet."""
+        if not self._eos_ids:
+            return [False] * len(sequences)
+        return [len(s.token_ids) < self._settings.min_new_tokens for s in sequences]
+
     def _widened(self, logits: Tensor) -> Tensor:
         """Return logits in float32 or wider, in memory that may be written over."""
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -61,8 +78,8 @@ class Sampler:
         settings = self._settings
         if settings.repetition_penalty != 1.0:
             logits = penalise(logits, [s.token_ids for s in sequences], settings.repetition_penalty)
-        too_short = [len(s.token_ids) < settings.min_new_tokens for s in sequences]
-        if any(too_short) and self._eos_ids:
+        too_short = self._are_too_short(sequences)
+        if any(too_short):
             logits = logits.clone()
             rows = torch.tensor(too_short, device=logits.device).nonzero()
             logits[rows, torch.tensor(self._eos_ids, device=logits.device)] = float("-inf")

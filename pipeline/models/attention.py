@@ -11,15 +11,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """Cosines and signed sines `[B, 1, T, D]` of each row's positions."""
+
+    cos: Tensor
+    sin: Tensor  # negative in the first half of the width
+
+
 class KeyValues(Protocol):
     """What the decoder needs of a cache: give it the new tokens, get what they saw."""
 
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Store keys and values `[B, K, T, D]` of one layer, and attend as `attend` does.
+    def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
+        """Store one layer's new keys and values, and attend; returns `[B, T, H D]`.
 
-        queries `[B, H, T, D]`; bias `[B, 1, T, S]` covers the S columns that may be seen.
+        heads `[B, T, H + 2 K, D]` are queries, keys and values, not yet rotated; bias
+        `[B, 1, T, S]` covers the S columns that may be seen.
         """
         ...
 
@@ -64,14 +71,6 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
     return torch.where(is_medium, blended, slow)
 
 
-@dataclass(frozen=True, slots=True)
-class RopeTables:
-    """Cosines and signed sines `[B, 1, T, D]` of each row's positions."""
-
-    cos: Tensor
-    sin: Tensor  # negative in the first half of the width
-
-
 def rope_tables(
     positions: Tensor, frequencies: Tensor, *, overflow_limit: int | None = None
 ) -> RopeTables:
@@ -95,6 +94,16 @@ def rotate(heads: Tensor, tables: RopeTables) -> Tensor:
     return torch.addcmul(heads * tables.cos, partners, tables.sin).to(heads.dtype)
 
 
+def rotated(heads: Tensor, tables: RopeTables, num_kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Take queries, keys and values apart: `[B, T, H + 2 K, D]` to `[B, H or K, T, D]` each."""
+    # Queries and keys turn by the same angles: together, in half as many operations.
+    num_turning = heads.shape[2] - num_kv_heads
+    turning, values = torch.split(heads.transpose(1, 2), [num_turning, num_kv_heads], dim=1)
+    turned = rotate(turning, tables)
+    queries, keys = torch.split(turned, [num_turning - num_kv_heads, num_kv_heads], dim=1)
+    return queries, keys, values
+
+
 def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a mask `[B, 1, T, S]` (True: may see) into what is added to scores: 0 or -inf.
 
@@ -104,7 +113,7 @@ def attention_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attend with grouped queries; returns `[B, H, T, D]`.
+    """Attend with grouped queries; returns `[B, T, H D]`.
 
     queries `[B, H, T, D]`, keys and values `[B, K, S, D]` with H a multiple of K, bias
     `[B, 1, T, S]` (see `attention_bias`; no row of it may hide everything).
@@ -119,4 +128,5 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tenso
     if length > 1 and num_groups > 1:
         bias = bias.repeat(1, 1, num_groups, 1)
     mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias)
-    return mixed.view(batch, num_heads, length, head_dim)
+    by_token = mixed.view(batch, num_heads, length, head_dim).transpose(1, 2)
+    return by_token.reshape(batch, length, num_heads * head_dim)

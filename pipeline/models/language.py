@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.kernels.decode import rms_norm
 from pipeline.models.attention import (
     KeyValues,
     RopeScaling,
@@ -24,7 +25,7 @@ from pipeline.models.attention import (
     attention_bias,
     rope_frequencies,
     rope_tables,
-    rotate,
+    rotated,
 )
 from pipeline.models.linear import (
     GatedLinear,
@@ -68,6 +69,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension of `[..., C]`."""
+        fused = rms_norm(x, self.weight, self.eps)
+        if fused is not None:
+            return fused
         wide = torch.promote_types(x.dtype, torch.float32)
         if wide == x.dtype:
             return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
@@ -83,8 +87,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self.head_dim = spec.head_dim
+        self.num_kv_heads, self.head_dim = spec.num_kv_heads, spec.head_dim
         width, heads = spec.hidden_size, spec.num_heads * spec.head_dim
         kv_width = spec.num_kv_heads * spec.head_dim
         self.attention_norm = RMSNorm(width, spec.norm_eps)
@@ -115,17 +118,10 @@ class DecoderBlock(nn.Module):
         kv: KeyValues | None,
     ) -> Tensor:
         batch, length, _ = x.shape
-        num_all = self.num_heads + 2 * self.num_kv_heads
-        heads = self.qkv(x).view(batch, length, num_all, self.head_dim).transpose(1, 2)
-        # Queries and keys turn by the same angles: together, in half as many operations.
-        turning, values = heads.split((num_all - self.num_kv_heads, self.num_kv_heads), dim=1)
-        turned = rotate(turning, tables)
-        queries, keys = torch.split(turned, [self.num_heads, self.num_kv_heads], dim=1)
+        heads = self.qkv(x).view(batch, length, -1, self.head_dim)
         if kv is None:
-            mixed = attend(queries, keys, values, bias)
-        else:
-            mixed = kv.attend(layer, queries, keys, values, bias)
-        return mixed.transpose(1, 2).reshape(batch, length, -1)
+            return attend(*rotated(heads, tables, self.num_kv_heads), bias)
+        return kv.attend(layer, heads, tables, bias)
 
 
 class LlamaDecoder(nn.Module, LaysOut):
