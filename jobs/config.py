@@ -72,6 +72,7 @@ class RunConfig:
     model: str = "default"
     backend: str = "auto"
     dtype: str = "auto"
+    quantize: str = "none"  # or int8
     system: str | None = None  # the system prompt; None: the chat template's own
     trust_remote_code: bool = False
     prompt: str | None = None  # None: the model's own
@@ -116,6 +117,7 @@ class RunConfig:
             backend=self.backend,
             dtype=self.dtype,
             device=self.speed.device,
+            quantize=self.quantize,
             system=self.system,
             trust_remote_code=self.trust_remote_code,
         )

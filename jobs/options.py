@@ -35,6 +35,7 @@ def run_config(options: Mapping[str, Any], environ: Mapping[str, str] = os.envir
         model=options["model"],
         backend=options["backend"],
         dtype=options["dtype"],
+        quantize=options["quantize"],
         system=options["system"],
         trust_remote_code=options["trust_remote_code"],
         prompt=options["prompt"],

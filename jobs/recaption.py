@@ -147,6 +147,7 @@ def config_of(output: Output, model: str | None, device: str) -> RunConfig:
         model=model or output.model,
         backend=backend if backend in ("native", "transformers") else "auto",
         dtype=get.text("model.dtype") or "auto",
+        quantize=get.text("model.quantize") or "none",
         system=get.text("system") or None,
         prompt=output.prompt,
         keep=tuple(output.schema.kept),

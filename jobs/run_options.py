@@ -84,6 +84,14 @@ MODEL_OPTIONS = _options(
         help="How wide the network's numbers are.",
     ),
     click.option(
+        "--quantize",
+        type=click.Choice(["none", "int8"]),
+        default="none",
+        show_default=True,
+        help="int8: 8-bit weights and activations where that is faster; other captions, therefore "
+        "a setting of the job. Our own networks on a processor with VNNI or AMX.",
+    ),
+    click.option(
         "--trust-remote-code",
         is_flag=True,
         help="Let the transformers library run Python code that a checkpoint brings.",

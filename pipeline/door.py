@@ -94,6 +94,7 @@ def load_captioner(
     backend: str = "auto",
     device: str = "auto",
     dtype: str = "auto",
+    quantize: str = "none",
     system: str | None = None,
     sampling: SamplingSettings | None = None,
     speed: SpeedSettings | None = None,
@@ -103,7 +104,9 @@ def load_captioner(
 
     Raises CheckpointError or RequestError, in one line, where that cannot be done.
     """
-    source = resolve(model, backend=backend, dtype=dtype, device=device, system=system)
+    source = resolve(
+        model, backend=backend, dtype=dtype, device=device, quantize=quantize, system=system
+    )
     captioner = source.load(
         sampling or SamplingSettings(),
         speed or SpeedSettings(slots=16, device=device),

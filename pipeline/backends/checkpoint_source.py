@@ -17,7 +17,7 @@ from pipeline.checkpoints import (
     find_tokenizer,
     recognise,
 )
-from pipeline.errors import CheckpointError
+from pipeline.errors import CheckpointError, RequestError
 from pipeline.models.language import DecoderSpec
 from pipeline.models.stored import WeightFiles, read_config, weights_sha256
 from pipeline.models.vlm import CaptionModel, VisionLanguageModel
@@ -48,6 +48,7 @@ def checkpoint_source(
     backend: str = "auto",
     dtype: str = "auto",
     device: str = "auto",
+    quantize: str = "none",
     system: str | None = None,
     trust_remote_code: bool = False,
 ) -> ModelSource:
@@ -70,10 +71,16 @@ def checkpoint_source(
         )
     if backend != "transformers" and family in NATIVE:
         try:
-            return _native_source(folder, family, Placement.choose(device, dtype), system)
+            where = Placement.choose(device, dtype, quantize)
+            return _native_source(folder, family, where, system)
         except CheckpointError:
             if backend == "native" or family is NANOVLM or not _is_unrun(folder, family):
                 raise
+    if quantize != "none":
+        raise RequestError(
+            f"--quantize {quantize}: --model {model!r} runs on transformers; wanted a network of "
+            "our own (see `captionjob models`), or --quantize none"
+        )
     from pipeline.backends.transformers_source import transformers_source
 
     placement = Placement.choose(device, dtype)

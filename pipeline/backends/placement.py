@@ -1,4 +1,4 @@
-"""Where a network's numbers live, and how wide they are."""
+"""Where a network's numbers live, how wide they are, and whether products are of 8 bits."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.errors import RequestError
+from pipeline.models.int8 import what_is_missing
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A device and a dtype, both found to work here."""
+    """A device and a dtype, both found to work here, and what is quantised."""
 
     device: torch.device
     dtype: torch.dtype
+    quantize: str = "none"
 
     @classmethod
-    def choose(cls, device: str, dtype: str) -> Placement:
-        """Turn `--device` and `--dtype` into what this machine has; `auto` takes the best."""
+    def choose(cls, device: str, dtype: str, quantize: str = "none") -> Placement:
+        """Turn `--device` and `--dtype` into what this machine has; `auto` takes the best.
+
+        Raises RequestError where `--quantize int8` can't be had on it.
+        """
         chosen = choose_device(device)
-        return cls(chosen, choose_dtype(dtype, chosen))
+        width = choose_dtype(dtype, chosen)
+        if quantize == "int8":
+            check_int8(chosen, width)
+        return cls(chosen, width, quantize)
 
     @property
     def dtype_name(self) -> str:
@@ -66,6 +74,20 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise RequestError(f"--dtype is {name!r}; wanted auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def check_int8(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise RequestError unless 8-bit products run here, and fast, between numbers of `dtype`."""
+    if device.type != "cpu":
+        raise RequestError(f"--quantize int8: the device is {device}; wanted --device cpu")
+    if dtype not in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        raise RequestError(f"--quantize int8: --dtype is {name}; wanted bfloat16 or float32")
+    missing = what_is_missing(dtype)
+    if missing:
+        raise RequestError(
+            f"--quantize int8: {missing}; wanted a processor with AVX512_VNNI or AMX"
+        )
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:

@@ -6,6 +6,7 @@ from pipeline.captioner import ModelSource
 from pipeline.errors import RequestError
 
 BACKENDS = ("auto", "native", "transformers")
+QUANTIZE = ("none", "int8")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -15,6 +16,7 @@ def resolve(
     backend: str = "auto",
     dtype: str = "auto",
     device: str = "auto",
+    quantize: str = "none",
     system: str | None = None,
     trust_remote_code: bool = False,
 ) -> ModelSource:
@@ -27,9 +29,15 @@ def resolve(
         raise RequestError(f"--backend is {backend!r}; wanted {', '.join(BACKENDS)}")
     if dtype not in DTYPES:
         raise RequestError(f"--dtype is {dtype!r}; wanted {', '.join(DTYPES)}")
+    if quantize not in QUANTIZE:
+        raise RequestError(f"--quantize is {quantize!r}; wanted {', '.join(QUANTIZE)}")
     if model == "scripted" or model.startswith("scripted:"):
         from pipeline.backends.scripted import ScriptedSettings, ScriptedSource
 
+        if quantize != "none":
+            raise RequestError(
+                f"--quantize {quantize}: --model scripted has no weights; wanted --quantize none"
+            )
         return ScriptedSource(ScriptedSettings.parse(model))
     if model == "default":
         if backend == "transformers":
@@ -38,7 +46,7 @@ def resolve(
             raise RequestError("--system: the default model has no system prompt; wanted none")
         from pipeline.backends.native_source import default_source
 
-        return default_source(device, dtype)
+        return default_source(device, dtype, quantize)
     from pipeline.backends.checkpoint_source import checkpoint_source
 
     return checkpoint_source(
@@ -46,6 +54,7 @@ def resolve(
         backend=backend,
         dtype=dtype,
         device=device,
+        quantize=quantize,
         system=system,
         trust_remote_code=trust_remote_code,
     )

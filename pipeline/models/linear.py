@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.models.int8 import Int8Matrix
+
 _LAID_OUT = (torch.bfloat16, torch.float32)
 
 
@@ -58,6 +60,7 @@ class Linear(nn.Linear, LaysOut):
     """A matrix and bias; inputs are `[..., inputs]`, results `[..., outputs]`."""
 
     _blocked: Tensor | None = None
+    _int8: Int8Matrix | None = None
 
     def lay_out(self) -> None:
         """Keep the blocked weight alone: `weight` is empty from now on."""
@@ -65,20 +68,32 @@ class Linear(nn.Linear, LaysOut):
             self._blocked = blocked(self.weight)
             self.weight = _emptied(self.weight)
 
+    def become_int8(self, matrix: Int8Matrix) -> None:
+        """Multiply by this matrix, whose bias counts too: `weight` is empty from now on."""
+        self._int8 = matrix
+        self.register_parameter("bias", None)
+        self.weight = _emptied(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return `W x + b`."""
+        if self._int8 is not None:
+            return self._int8(x)
         if self._blocked is None:
             return super().forward(x)
         return blocked_linear(x, self._blocked, self.bias)
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """Return `activation(W x + b)`; names are those of `ACTIVATIONS`."""
+        if self._int8 is not None:
+            return self._int8(x, activation)
         if self._blocked is None or activation not in _FUSED:
             return ACTIVATIONS[activation](self(x))
         return blocked_linear(x, self._blocked, self.bias, *_FUSED[activation])
 
     def added(self, x: Tensor, other: Tensor) -> Tensor:
         """Return `other + W x + b`."""
+        if self._int8 is not None:
+            return self._int8.added(x, other)
         if self._blocked is None:
             summed: Tensor = other + self(x)
             return summed

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from pipeline.models.config import Config
 from pipeline.models.vision import VisionTransformer
 
-TILES_AT_ONCE = 8  # bounds the memory of the vision tower's activations
+# Bounds the memory of a tower's activations; and from 32 MiB on, the system maps each anew.
+PATCHES_AT_ONCE = 4096
 
 
 class PixelScale:
@@ -81,7 +82,7 @@ def encode_tiles(
 ) -> list[Tensor]:
     """Run each request's tiles `[I, 3, S, S]` through tower and projector: `[F, C]` each.
 
-    Tiles of all requests share batches of `TILES_AT_ONCE`; masks are bool `[I, h, w]` or None.
+    Tiles of all requests share batches of `PATCHES_AT_ONCE`; masks are bool `[I, h, w]` or None.
     """
     pixels = torch.cat(list(tiles))
     mask = None
@@ -99,8 +100,9 @@ def encode_tiles(
             ]
         )
     encoded = []
-    for start in range(0, len(pixels), TILES_AT_ONCE):
-        some = slice(start, start + TILES_AT_ONCE)
+    at_once = max(1, PATCHES_AT_ONCE // (pixels.shape[-1] // vision.spec.patch_size) ** 2)
+    for start in range(0, len(pixels), at_once):
+        some = slice(start, start + at_once)
         encoded.append(projector(vision(pixels[some], None if mask is None else mask[some])))
     tokens = torch.cat(encoded)
     ends = list(accumulate(len(tile) for tile in tiles))

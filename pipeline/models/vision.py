@@ -104,8 +104,8 @@ class VisionTransformer(nn.Module):
             self.class_token = nn.Parameter(torch.zeros(width))
             self.pre_norm = nn.LayerNorm(width, spec.norm_eps)
         self.blocks = nn.ModuleList(VisionBlock(spec) for _ in range(spec.num_blocks))
-        if not spec.feature_layers:
-            self.norm = nn.LayerNorm(width, spec.norm_eps)
+        self.norm = nn.Identity() if spec.feature_layers else nn.LayerNorm(width, spec.norm_eps)
+        self.is_wide = False  # what the blocks add up is float32, whatever they multiply in
 
     def forward(self, pixels: Tensor, patch_mask: Tensor | None = None) -> Tensor:
         """Return features `[I, P, C]` of pixels `[I, 3, S, S]`.
@@ -114,6 +114,7 @@ class VisionTransformer(nn.Module):
         padding; positions then spread over each tile's real part.
         """
         x = self._embed(pixels, patch_mask)
+        x = x.float() if self.is_wide else x
         mask = None if patch_mask is None else patch_mask.flatten(1)[:, None, None]
         wanted = self.spec.feature_layers
         outputs = {0: x} if 0 in wanted else {}
@@ -125,10 +126,12 @@ class VisionTransformer(nn.Module):
             features: Tensor = self.norm(x)
         else:
             features = torch.cat([outputs[layer] for layer in wanted], dim=-1)
+        features = features.to(self.positions.dtype)
         return features[:, 1:] if self.spec.drops_first else features
 
     def _embed(self, pixels: Tensor, patch_mask: Tensor | None) -> Tensor:
         x: Tensor = self.patches(pixels.to(self.positions.dtype)).flatten(2).transpose(1, 2)
+        x = x.contiguous()  # in any other order the blocks' products are slower
         if self.spec.has_class_token:
             first = self.class_token.expand(x.shape[0], 1, -1)
             normed: Tensor = self.pre_norm(torch.cat((first, x), dim=1) + self.positions)

@@ -175,6 +175,8 @@ BAD_REQUESTS = {
     "grace": ([*RUN, "--grace-seconds", "0"], "--grace-seconds is 0"),
     "backend": ([*RUN, "--backend", "magic"], "--backend"),
     "dtype": ([*RUN, "--dtype", "int3"], "--dtype"),
+    "quantize": ([*RUN, "--quantize", "int4"], "--quantize"),
+    "quantize scripted": ([*RUN, "--quantize", "int8"], "--model scripted has no weights"),
     "scripted": ([*RUN[:-1], "scripted:speed=9"], "speed"),
     "model folder": ([*RUN[:-1], "./no-model"], "./no-model"),
     "model folder empty": ([*RUN[:-1], "empty"], "config.json"),
