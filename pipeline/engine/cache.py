@@ -16,12 +16,13 @@ read as many columns as the longest sequence of all has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from pipeline.engine.device import upload
 from pipeline.engine.padding import PrefillBatch
 from pipeline.kernels.decode import StepAttention, can_attend
 from pipeline.models.attention import RopeTables, attend, rotated
@@ -73,9 +74,9 @@ class KVCache:
         """Offer room for one token more in each of the first `num_rows` slots."""
         return DecodeView(self, num_rows)
 
-    def advance(self, num_rows: int) -> None:
+    def advance(self, slots: Iterable[int]) -> None:
         """Count the token that a whole decode step has put into each of these slots."""
-        for slot in range(num_rows):
+        for slot in slots:
             self.lengths[slot] += 1
 
     def copy(self, source: int, target: int) -> None:
@@ -106,11 +107,13 @@ class PrefillView:
 
     def __init__(self, cache: KVCache, slots: Sequence[int], batch: PrefillBatch) -> None:
         self._cache = cache
-        slot_of_row = torch.tensor(list(slots), device=cache.device)
-        self._slots = slot_of_row[:, None].expand_as(batch.ids)[batch.is_real]
-        self._columns = batch.positions[batch.is_real]
+        # Found on the host: a device that was asked which places are real would have to answer.
+        real = batch.is_real.flatten().nonzero()[:, 0]
+        slot_of_row = torch.tensor(list(slots))
+        self._slots = upload(slot_of_row[real // batch.is_real.shape[1]], cache.device)
+        self._real = upload(real, cache.device)
+        self._columns = batch.positions.flatten().index_select(0, self._real)
         self._is_padded = batch.num_padding_tokens > 0
-        self._real = batch.is_real.flatten().nonzero()[:, 0]
 
     def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
         """Store the real tokens of `[B, T, H + 2 K, D]`; attend over the batch as it came."""

@@ -2,13 +2,14 @@
 
 A step has three beats. *Schedule*: if enough slots are free, the oldest waiting requests run
 through the network together (vision, then a left-padded prefill) and take slots. *Run*: every
-live sequence gets one token. *Settle*: each that ended frees its slot at once.
+live sequence gets one token. *Settle*: each that ended frees its slot at once. On a GPU, what is
+settled is the step before, while this one runs (`pipeline.engine.in_flight`).
 """
 
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -16,17 +17,20 @@ import torch
 
 from pipeline.captioner import SamplingSettings
 from pipeline.engine.cache import KVCache, group_borders
+from pipeline.engine.decoding import Decoder, EagerDecoder
+from pipeline.engine.device import Device
+from pipeline.engine.in_flight import Flight, InFlight
 from pipeline.engine.memory import OUT_OF_MEMORY, is_out_of_memory
-from pipeline.engine.padding import left_pad
+from pipeline.engine.prompts import Admission, Prompts
+from pipeline.engine.said import Said
 from pipeline.engine.sampling import Sampler
 from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.sequence import Sequence, row_random
+from pipeline.engine.sequence import Sequence
+from pipeline.engine.static_decoding import StaticDecoder
 from pipeline.engine.stopping import StopRules
 from pipeline.errors import SampleError
 from pipeline.models.vlm import CaptionModel
 from pipeline.records import EngineCounters, Request
-
-ROW_BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Engine:
         rules: StopRules,
         counters: EngineCounters | None = None,
         notices: list[str] | None = None,
+        device: Device | None = None,
     ) -> None:
         self._model = model
         self._shape = shape
@@ -69,6 +74,18 @@ class Engine:
         self._borders = group_borders(shape.num_slots, shape.device)
         self.counters = counters or EngineCounters()
         self.notices = [] if notices is None else notices  # for people, each said once
+        self._device = device or Device.of(shape.device)
+        self._said = Said(shape.num_slots, self._sampler.num_kept, shape.device)
+        self._in_flight = InFlight(self._device.lag)
+        self._prompts = Prompts(
+            model, self._cache, self._said, self._sampler, self._device, self.counters
+        )
+        parts = (model, self._cache, self._said, self._sampler)
+        self._decoder: Decoder = (
+            StaticDecoder(*parts, self._device, self.notices)
+            if self._device.is_static
+            else EagerDecoder(*parts)
+        )
 
     @property
     def num_wanted(self) -> int:
@@ -95,7 +112,8 @@ class Engine:
         found, wanted = len(request.prompt_ids), self._shape.max_prompt_tokens
         if not 1 <= found <= wanted:
             raise SampleError("prompt_too_long", f"{found} prompt tokens; at most {wanted} fit")
-        sequence = self._sequence(request, 0)
+        request = self._device.upload_images(request)
+        sequence = Sequence.begin(request, 0, self._sampling.seed)
         sequence.num_siblings = self._sampling.num_captions - 1
         self._scheduler.waiting.append(sequence)
 
@@ -105,14 +123,18 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
-        """Advance every live sequence by one token; return those that ended."""
+        """Advance every live sequence by one token; return those that are known to have ended."""
         finished: list[Sequence] = []
         self._close_gaps()  # before new sequences would fill them
         if self._scheduler.can_prefill():
             finished += self._prefill_or_shrink(self._scheduler.next_batch())
-        if self._scheduler.num_live:
+        live = self._scheduler.live()
+        if any(self._goes_on(sequence) for sequence in live):
             finished += self._decode_or_shrink()
+        elif live:
+            finished += self._land(self._in_flight.next())
         if self._scheduler.num_live == 0:
+            self._in_flight.forget()
             self.check_integrity()
         return finished
 
@@ -129,8 +151,11 @@ class Engine:
                 raise
         # Outside of `except`: the error's traceback would keep the tensors alive.
         self._free_unplaced_slots()
+        if self._decoder.give_up_memory():
+            self._scheduler.put_back(batch)
+            return []
         if len(batch) == 1:
-            return self._fail(batch[0], OUT_OF_MEMORY, "its prompt does not fit in memory alone")
+            return batch[0].fail(OUT_OF_MEMORY, "its prompt does not fit in memory alone")
         self._scheduler.prefill_batch = len(batch) // 2
         self.notices.append(
             f"out of memory with {len(batch)} prompts in a prefill: "
@@ -141,24 +166,30 @@ class Engine:
 
     def _decode_or_shrink(self) -> list[Sequence]:
         """Decode a step; where memory does not suffice, halve the live sequences for good."""
+        num_live = self._scheduler.num_live
         try:
             return self._decode()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
+        if self._decoder.give_up_memory():
+            return []
+        ended = self._land(self._in_flight.all())  # who loses its slot takes its tokens along
         live = self._scheduler.live()
-        num_kept = max(1, len(live) // 2, self._sampling.num_captions)
-        if num_kept >= len(live):
-            failed, *preempted = live
-            ended = self._end_in_error(
-                failed, OUT_OF_MEMORY, "its caption does not fit in memory alone"
-            )
-        else:
-            preempted, ended = live[num_kept:], []
+        num_kept = max(1, num_live // 2, self._sampling.num_captions)
+        if num_kept < num_live:
+            preempted = live[num_kept:]
             self._scheduler.max_live = num_kept
             self.notices.append(
-                f"out of memory with {len(live)} live sequences: from now on at most {num_kept}"
+                f"out of memory with {num_live} live sequences: from now on at most {num_kept}"
             )
+        else:
+            preempted = live[1:]
+            for sequence in live[:1]:
+                detail = "its caption does not fit in memory alone"
+                sequence.error = SampleError(OUT_OF_MEMORY, detail)
+                self._free(sequence, is_clean=True)
+                ended.append(sequence)
         for sequence in preempted:
             self._cache.free(sequence.slot)
         self._scheduler.put_back(preempted)
@@ -171,140 +202,83 @@ class Engine:
                 self._cache.free(slot)
 
     def _prefill(self, batch: list[Sequence]) -> list[Sequence]:
-        failed = self._encode(batch)
+        with self._device.stage(self.counters, "vision"):
+            failed = self._prompts.encode(batch)
         ready = [sequence for sequence in batch if not sequence.is_finished]
         if not ready:
             return failed
-        started = time.perf_counter()
-        padded = left_pad([sequence.prefix_ids for sequence in ready], self._shape.device)
-        slots = self._scheduler.free_slots(len(ready))
-        features = [s.features for s in ready if s.features is not None]
-        logits = self._model.next_logits(
-            padded.ids,
-            torch.cat(features) if features else None,
-            padded.positions,
-            padded.mask,
-            self._cache.prefill_view(slots, padded),
-        )
-        repeats = torch.tensor([1 + s.num_siblings for s in ready], device=logits.device)
-        families = [self._with_siblings(lead) for lead in ready]
-        sequences = [sequence for family in families for sequence in family]
-        chosen = self._sampler.choose(logits.repeat_interleave(repeats, dim=0), sequences)
-        self._admit(families, slots)
-        settled = self._settle(sequences, *chosen)
-        self.counters.prefills += 1
-        self.counters.prompt_tokens += sum(padded.lengths)
-        self.counters.padding_tokens += padded.num_padding_tokens
-        self.counters.prefill_seconds += time.perf_counter() - started
-        return failed + settled
+        with self._device.stage(self.counters, "prefill"):
+            admitted = Admission.of(ready, self._scheduler.free_slots)
+            read = self._prompts.run(admitted)
+            self._admit(admitted)
+            self._in_flight.queue(admitted.sequences, read, is_decode=False)
+            return failed + self._land(self._in_flight.due())
 
-    def _encode(self, batch: Rows[Sequence]) -> list[Sequence]:
-        """Run the vision tower; a request whose features do not fit its prompt fails alone."""
-        started = time.perf_counter()
-        seeing = [s for s in batch if s.request.images is not None]
-        images = [s.request.images for s in seeing if s.request.images is not None]
-        encoded = self._model.encode_images(images) if images else ()
-        for sequence, row in zip(seeing, encoded, strict=True):
-            # A copy, since a slice would keep the features of the whole batch as long as its own.
-            sequence.keep_features(row.clone())
-        failed: list[Sequence] = []
-        for sequence in batch:
-            wanted = sequence.request.prompt_ids.count(self._model.image_token_id)
-            found = 0 if sequence.features is None else sequence.features.shape[0]
-            if found != wanted:
-                key = sequence.request.ref.key
-                detail = f"{wanted} image places in the prompt, {found} image features"
-                failed += self._fail(sequence, "placeholder_mismatch", f"key {key!r}: {detail}")
-        self.counters.vision_seconds += time.perf_counter() - started
-        return failed
+    def _admit(self, admitted: Admission) -> None:
+        """Place each sequence; a further caption copies the slot of its prompt."""
+        for number, sequence in enumerate(admitted.sequences):
+            row, slot = admitted.rows[number], admitted.slots[number]
+            if number != row:
+                self._cache.copy(admitted.slots[row], slot)
+            self._scheduler.place(sequence, slot)
+            sequence.num_siblings = 0
 
-    def _fail(self, sequence: Sequence, code: str, detail: str) -> list[Sequence]:
-        """End a sequence that holds no slot, and its siblings with it."""
-        family = self._with_siblings(sequence)
-        for each in family:
-            each.error = SampleError(code, detail)
-        return family
-
-    def _end_in_error(self, sequence: Sequence, code: str, detail: str) -> list[Sequence]:
-        """End a live sequence by itself."""
-        sequence.error = SampleError(code, detail)
-        self._cache.free(sequence.slot)
-        self._scheduler.release(sequence)
-        return [sequence]
-
-    def _sequence(self, request: Request, caption_index: int) -> Sequence:
-        numbers = row_random(self._sampling.seed, request.ref.key, caption_index)
-        return Sequence(request, caption_index, numbers)
-
-    def _with_siblings(self, lead: Sequence) -> list[Sequence]:
-        family = [lead]
-        for caption_index in range(1, 1 + lead.num_siblings):
-            sibling = self._sequence(lead.request, caption_index)
-            sibling.features = lead.features  # for a prefill of its own, if it loses its slot
-            family.append(sibling)
-        return family
-
-    def _admit(self, families: Rows[Rows[Sequence]], slots: Rows[int]) -> None:
-        """Place each prefilled sequence; further captions of its image copy its slot."""
-        for (lead, *_), slot in zip(families, slots, strict=True):
-            self._scheduler.place(lead, slot)
-        for lead, *siblings in families:
-            for sibling in siblings:
-                (slot,) = self._scheduler.free_slots(1)
-                self._cache.copy(lead.slot, slot)
-                self._scheduler.place(sibling, slot)
-            lead.num_siblings = 0
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """True if a sequence has a token to come, as far as its length tells."""
+        return sequence.num_chosen < self._rules.max_new_tokens
 
     def _decode(self) -> list[Sequence]:
-        started = time.perf_counter()
-        self._close_gaps()
-        live = self._scheduler.live()
-        num_rows = min(rounded_rows(len(live)), self._scheduler.max_live)
-        # Rows beyond the live ones write into free slots, and nobody reads their logits.
-        last = [[sequence.token_ids[-1]] for sequence in live] + [[0]] * (num_rows - len(live))
-        view = self._cache.decode_view(num_rows)
-        ids = torch.tensor(last, device=self._shape.device)
-        logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
-        chosen = self._sampler.choose(logits[: len(live)], live)
-        self._cache.advance(len(live))
-        settled = self._settle(live, *chosen)
-        self.counters.decode_steps += 1
-        self.counters.busy_slot_steps += len(live)
-        self.counters.total_slot_steps += self._cache.num_slots
-        self.counters.decode_seconds += time.perf_counter() - started
-        return settled
+        with self._device.stage(self.counters, "decode"):
+            self._close_gaps()
+            live = self._scheduler.live()
+            chosen = self._decoder.step(live, self._scheduler.max_live)
+            read = self._device.fetch(*chosen)
+            # Who is at its end stands in its row until the host has read that.
+            rows = [sequence if self._goes_on(sequence) else None for sequence in live]
+            self._in_flight.queue(rows, read, is_decode=True)
+            # The last token of a caption is never run: its keys and values have no column.
+            self._cache.advance(sequence.slot for sequence in live if self._goes_on(sequence))
+            self.counters.decode_steps += 1
+            self.counters.total_slot_steps += self._cache.num_slots
+            return self._land(self._in_flight.due())
 
     def _close_gaps(self) -> None:
         for source, target in self._scheduler.close_gaps(self._borders):
             self._cache.move(source, target)
+            self._said.move(source, target)
+            if self._device.lag:
+                self._cache.wipe(source)  # if it is not finite, that is found in its new slot
 
-    def _settle(
-        self, sequences: Rows[Sequence], ids: Rows[int], logprobs: Rows[float]
-    ) -> list[Sequence]:
-        """Give each sequence its token; free the slots of those that ended."""
+    def _land(self, flights: Iterable[Flight]) -> list[Sequence]:
+        """Read prefills and steps, and settle them; return who ended."""
         ended: list[Sequence] = []
-        for sequence, token, logprob in zip(sequences, ids, logprobs, strict=True):
-            if not math.isfinite(logprob):
-                self._cache.wipe(sequence.slot)
-                ended += self._end_in_error(
-                    sequence, "not_finite", "the network's answer is not a finite number"
-                )
-                continue
-            sequence.append(token, logprob)
-            sequence.finish_reason = self._rules.finish_reason(sequence.token_ids)
-            self.counters.new_tokens += 1
-            if sequence.is_finished:
-                self._cache.free(sequence.slot)
-                self._scheduler.release(sequence)
-                ended.append(sequence)
+        for flight in flights:
+            landed = flight.land()
+            if flight.is_decode:
+                self.counters.busy_slot_steps += len(landed)  # a surplus token kept nobody busy
+            for sequence, token, logprob in landed:
+                self._settle(sequence, token, logprob)
+                if sequence.is_finished:
+                    self._free(sequence, is_clean=sequence.error is None and not self._device.lag)
+                    ended.append(sequence)
         return ended
 
+    def _settle(self, sequence: Sequence, token: int, logprob: float) -> None:
+        """Give a sequence its token, and end it where the rules say so."""
+        if not math.isfinite(logprob):
+            detail = "the network's answer is not a finite number"
+            sequence.error = SampleError("not_finite", detail)
+            return
+        sequence.append(token, logprob)
+        sequence.finish_reason = self._rules.finish_reason(sequence.token_ids)
+        self.counters.new_tokens += 1
 
-def rounded_rows(num_rows: int) -> int:
-    """Return how many rows a decode step runs for so many live ones: a power of 2, or eights.
+    def _free(self, sequence: Sequence, *, is_clean: bool) -> None:
+        """Take a sequence's slot back; what may lie in it that is not finite is wiped.
 
-    Each new shape costs kernels that are compiled, and kept.
-    """
-    if num_rows >= ROW_BLOCK:
-        return -(-num_rows // ROW_BLOCK) * ROW_BLOCK
-    return 1 << (num_rows - 1).bit_length()
+        With a lag, nobody has looked at what a sequence ran past its end.
+        """
+        if not is_clean:
+            self._cache.wipe(sequence.slot)
+        self._cache.free(sequence.slot)
+        self._scheduler.release(sequence)

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.engine.device import upload
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
     """Prompts ready for one forward: ids and positions int64 `[B, T]`, mask bool `[B, 1, T, T]`.
 
-    `is_real` `[B, T]` is False on padding; `lengths` are the prompts' own.
+    `is_real` `[B, T]` is False on padding, and stays on the host; `lengths` are the prompts' own.
     """
 
     ids: Tensor
@@ -49,10 +51,10 @@ def left_pad(
     is_real = torch.arange(columns) >= starts[:, None]
     positions = (is_real.cumsum(dim=-1) - 1).clamp(min=0)
     return PrefillBatch(
-        ids=ids.to(device),
-        positions=positions.to(device),
-        mask=prefill_mask(is_real).to(device),
-        is_real=is_real.to(device),
+        ids=upload(ids, device),
+        positions=upload(positions, device),
+        mask=upload(prefill_mask(is_real), device),
+        is_real=is_real,
         lengths=lengths,
     )
 

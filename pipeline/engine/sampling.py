@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pipeline.captioner import SamplingSettings
+from pipeline.engine.device import upload
+from pipeline.engine.said import said_so_far
 from pipeline.engine.sequence import Sequence
 from pipeline.kernels import decode as kernels
 
 BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What a choice needs beside the logits, a value a row; None where no row needs it.
+
+    `uniforms` float64 `[B]`; `is_short` bool `[B]`, whether the end token is held back; `said`
+    int64 `[B, M]`, the captions so far as `Said.every` holds them.
+    """
+
+    uniforms: Tensor | None = None
+    is_short: Tensor | None = None
+    said: Tensor | None = None
+
+    def uploaded(self, place: torch.device) -> Draws:
+        """Return the same on a device."""
+        each = (self.uniforms, self.is_short, self.said)
+        return Draws(*(None if one is None else upload(one, place) for one in each))
 
 
 class Sampler:
@@ -24,49 +45,68 @@ class Sampler:
     def __init__(self, settings: SamplingSettings, eos_ids: frozenset[int]) -> None:
         self._settings = settings
         self._eos_ids = sorted(eos_ids)
+        self._eos = torch.tensor(self._eos_ids, dtype=torch.int64)
         self._room = torch.empty(0)
 
+    @property
+    def draws_numbers(self) -> bool:
+        """True if a choice takes a random number."""
+        return self._settings.temperature > 0
+
+    @property
+    def holds_back(self) -> bool:
+        """True if a caption has a least length."""
+        return self._settings.min_new_tokens > 0 and bool(self._eos_ids)
+
+    @property
+    def num_kept(self) -> int:
+        """How many ids of a caption a choice looks at: all of them with a penalty, or none."""
+        is_needed = self._settings.repetition_penalty != 1.0
+        return self._settings.max_new_tokens if is_needed else 0
+
+    def draws(self, sequences: Rows[Sequence], said: Tensor | None = None) -> Draws:
+        """Return what the next choice for these sequences needs; `said` is passed on."""
+        uniforms = is_short = None
+        if self.draws_numbers:
+            numbers = [sequence.uniform() for sequence in sequences]
+            uniforms = torch.tensor(numbers, dtype=torch.float64)
+        if self.holds_back:
+            least = self._settings.min_new_tokens
+            short = [sequence.num_chosen < least for sequence in sequences]
+            is_short = torch.tensor(short) if any(short) else None
+        return Draws(uniforms, is_short, said)
+
     def choose(self, logits: Tensor, sequences: Rows[Sequence]) -> tuple[list[int], list[float]]:
-        """Return a token and its log probability for each row of logits `[B, V]`.
+        """Return a token and its log probability for each row of logits `[B, V]`, and wait."""
+        said = None
+        if self.num_kept:
+            said = said_so_far([s.token_ids for s in sequences], self.num_kept)
+        draws = self.draws(sequences, said).uploaded(logits.device)
+        ids, logprobs = self.select(self.widened(logits), draws)
+        return ids.tolist(), logprobs.tolist()
+
+    def select(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Choose from `[B, V]`, of `widened`, written over here: ids, log probabilities `[B]`.
 
         The probability is the network's own, before temperature, penalty and filters. It is
         NaN where the logits are not finite.
         """
-        if self._is_plain(sequences):
-            fused = kernels.best(logits)
-            if fused is not None:
-                return fused[0].tolist(), fused[1].tolist()
-        logits = self._widened(logits)
-        shaped = self._shape(logits, sequences)
-        if self._settings.temperature == 0:
+        shaped = self._shape(logits, draws)
+        if draws.uniforms is None:
             ids = best(shaped)
         else:
-            uniforms = [sequence.uniform() for sequence in sequences]
             ids = draw(
                 shaped / self._settings.temperature,
-                torch.tensor(uniforms, dtype=torch.float64, device=logits.device),
+                draws.uniforms,
                 top_k=self._settings.top_k,
                 top_p=self._settings.top_p,
             )
-        is_greedy = self._settings.temperature == 0 and shaped is logits
-        logprobs = chosen_logprobs_(logits, ids, are_largest=is_greedy)
-        return ids.tolist(), logprobs.tolist()
+        is_greedy = draws.uniforms is None and shaped is logits
+        return ids, chosen_logprobs_(logits, ids, are_largest=is_greedy)
 
-    def _is_plain(self, sequences: Rows[Sequence]) -> bool:
-        """True if the network's own best token is the answer."""
-        settings = self._settings
-        is_greedy = settings.temperature == 0 and settings.repetition_penalty == 1.0
-        return is_greedy and not any(self._are_too_short(sequences))
-
-    def _are_too_short(self, sequences: Rows[Sequence]) -> list[bool]:
-        """Say of each caption whether it may not end yet."""
-        if not self._eos_ids:
-            return [False] * len(sequences)
-        return [len(s.token_ids) < self._settings.min_new_tokens for s in sequences]
-
-    def _widened(self, logits: Tensor) -> Tensor:
+    def widened(self, logits: Tensor) -> Tensor:
         """Return logits in float32 or wider, in memory that may be written over."""
-        wide = torch.promote_types(logits.dtype, torch.float32)
+        wide = widened_dtype(logits)
         if self._room.dtype != wide or self._room.device != logits.device:
             self._room = torch.empty(0, dtype=wide, device=logits.device)
         if self._room.numel() < logits.numel():
@@ -74,16 +114,21 @@ class Sampler:
             self._room = torch.empty(logits.numel(), dtype=wide, device=logits.device)
         return self._room[: logits.numel()].view(logits.shape).copy_(logits)
 
-    def _shape(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
-        settings = self._settings
-        if settings.repetition_penalty != 1.0:
-            logits = penalise(logits, [s.token_ids for s in sequences], settings.repetition_penalty)
-        too_short = self._are_too_short(sequences)
-        if any(too_short):
-            logits = logits.clone()
-            rows = torch.tensor(too_short, device=logits.device).nonzero()
-            logits[rows, torch.tensor(self._eos_ids, device=logits.device)] = float("-inf")
+    def _shape(self, logits: Tensor, draws: Draws) -> Tensor:
+        if draws.said is not None:
+            logits = penalise(logits, draws.said, self._settings.repetition_penalty)
+        if draws.is_short is not None:
+            if self._eos.device != logits.device:
+                self._eos = self._eos.to(logits.device)
+            ends = logits.index_select(1, self._eos)
+            held = ends.masked_fill(draws.is_short[:, None], float("-inf"))
+            logits = logits.index_copy(1, self._eos, held)
         return logits
+
+
+def widened_dtype(logits: Tensor) -> torch.dtype:
+    """Return the dtype that choices are made in."""
+    return torch.promote_types(logits.dtype, torch.float32)
 
 
 def best(logits: Tensor) -> Tensor:
@@ -108,19 +153,19 @@ def chosen_logprobs_(logits: Tensor, ids: Tensor, *, are_largest: bool = False) 
     return (chosen - largest)[:, 0] - total.log()
 
 
-def penalise(logits: Tensor, token_ids: Rows[Rows[int]], penalty: float) -> Tensor:
+def penalise(logits: Tensor, said: Tensor, penalty: float) -> Tensor:
     """Make tokens that a caption already holds less likely (https://arxiv.org/abs/1909.05858).
 
     Positive logits `[B, V]` are divided by the penalty, negative ones multiplied. The prompt's
-    tokens are left alone: a caption may well use the words of the question.
+    tokens are left alone: a caption may well use the words of the question. said: `[B, M]`, as
+    `Said.every`.
     """
-    logits = logits.clone()
-    for row, ids in enumerate(token_ids):
-        if ids:
-            seen = torch.tensor(sorted(set(ids)), device=logits.device)
-            scores = logits[row, seen]
-            logits[row, seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
-    return logits
+    # What lies behind a caption stands for its first id once more: the same number, put twice.
+    first = said[:, :1]
+    ids = torch.where(said < 0, first, said).clamp(min=0)
+    scores = logits.gather(1, ids)
+    lowered = torch.where(scores > 0, scores / penalty, scores * penalty)
+    return logits.scatter(1, ids, torch.where(first < 0, scores, lowered))
 
 
 def draw(logits: Tensor, uniforms: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tensor:

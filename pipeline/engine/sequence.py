@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -32,7 +33,31 @@ class Sequence:
     sum_logprob: float = 0.0
     finish_reason: str | None = None
     error: SampleError | None = None
-    _uniform: float | None = None
+    seed: int = 0  # of the job
+    num_ahead: int = 0  # tokens that the device has chosen, and the host has not read
+    _uniforms: deque[float] = field(default_factory=deque)  # of the tokens not yet read
+
+    @classmethod
+    def begin(cls, request: Request, caption_index: int, seed: int) -> Sequence:
+        """Begin a caption of a request, with random numbers of its own."""
+        numbers = row_random(seed, request.ref.key, caption_index)
+        return cls(request, caption_index, numbers, seed=seed)
+
+    def siblings(self) -> list[Sequence]:
+        """Begin the further captions of the request."""
+        siblings = []
+        for caption_index in range(1, 1 + self.num_siblings):
+            sibling = Sequence.begin(self.request, caption_index, self.seed)
+            sibling.features = self.features  # for a prefill of its own, if it loses its slot
+            siblings.append(sibling)
+        return siblings
+
+    def fail(self, code: str, detail: str) -> list[Sequence]:
+        """End a sequence that holds no slot in an error, and its siblings with it: all of them."""
+        family = [self, *self.siblings()]
+        for each in family:
+            each.error = SampleError(code, detail)
+        return family
 
     @property
     def is_finished(self) -> bool:
@@ -44,17 +69,23 @@ class Sequence:
         self.features = features
         self.request = replace(self.request, images=None)
 
+    @property
+    def num_chosen(self) -> int:
+        """How many tokens the caption has on the device."""
+        return len(self.token_ids) + self.num_ahead
+
     def uniform(self) -> float:
-        """Return the next token's random number: the same one until that token is appended."""
-        if self._uniform is None:
-            self._uniform = self.random.random()
-        return self._uniform
+        """Return the next token's random number: the same one until that token is queued."""
+        while len(self._uniforms) <= self.num_ahead:
+            self._uniforms.append(self.random.random())
+        return self._uniforms[self.num_ahead]
 
     def append(self, token: int, logprob: float) -> None:
         """Take the next token of the caption."""
         self.token_ids.append(token)
         self.sum_logprob += logprob
-        self._uniform = None
+        if self._uniforms:
+            self._uniforms.popleft()
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:

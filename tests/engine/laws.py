@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from pipeline.captioner import SamplingSettings
+from pipeline.engine.device import Device
 from pipeline.engine.engine import Engine, EngineShape
 from pipeline.engine.sampling import Sampler
 from pipeline.engine.sequence import Sequence, row_random
 from pipeline.engine.stopping import StopRules
 from pipeline.models.tiny import TinyModel
 from pipeline.records import ImageFacts, ImageInputs, Request, SampleRef
+from tests.engine.tape import LateDevice, TapedDevice
 
 DEVICE = torch.device("cpu")
+# How a device may be driven: tokens read at once or late, steps as they are or captured.
+WAYS: dict[str, Callable[[], Device]] = {
+    "at once": partial(Device, DEVICE),
+    "late by 1": partial(LateDevice, DEVICE, 1),
+    "late by 2": partial(LateDevice, DEVICE, 2),
+    "captured": partial(TapedDevice, DEVICE, 0),
+    "captured, late by 1": partial(TapedDevice, DEVICE, 1),
+    "captured, late by 2": partial(TapedDevice, DEVICE, 2),
+}
 CPU64 = {"dtype": torch.float64, "device": DEVICE}
 MODEL = TinyModel().double().eval()
 EOS = frozenset({10, 33, 58})  # ids that this network is fond of: captions end early and late
@@ -29,6 +42,7 @@ class Settings:
     prefill_batch: int = 3
     max_new_tokens: int = 12
     sampling: SamplingSettings | None = None
+    device: Callable[[], Device] = partial(Device, DEVICE)
 
     def for_sampling(self) -> SamplingSettings:
         return self.sampling or SamplingSettings(max_new_tokens=self.max_new_tokens)
@@ -77,7 +91,8 @@ def alone(
 
 def make_engine(settings: Settings, eos: frozenset[int] = EOS) -> Engine:
     shape = EngineShape(settings.slots, settings.prefill_batch, max_prompt_tokens=40, **CPU64)
-    return Engine(MODEL, shape, settings.for_sampling(), rules_of(settings, eos))
+    rules = rules_of(settings, eos)
+    return Engine(MODEL, shape, settings.for_sampling(), rules, device=settings.device())
 
 
 def through_engine(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 import torch
@@ -10,20 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.captioner import SamplingSettings
-from pipeline.engine import cache, engine, padding
+from pipeline.engine import cache, engine, padding, prompts, sequence
 from pipeline.engine.cache import DecodeView, KVCache, PrefillView
+from pipeline.engine.device import Device
+from pipeline.engine.in_flight import Flight
 from pipeline.engine.padding import left_pad, prefill_mask
 from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.sequence import Sequence
 from tests.engine.laws import (
     DEVICE,
     MODEL,
+    WAYS,
     Settings,
     assert_batch_equals_alone,
     make_request,
     through_engine,
 )
+from tests.engine.tape import LateDevice
 
-prompts = st.lists(
+drawn_prompts = st.lists(
     st.tuples(st.lists(st.integers(0, 60), min_size=1, max_size=9), st.integers(0, 4)),
     min_size=1,
     max_size=12,
@@ -33,6 +39,7 @@ shapes = st.builds(
     slots=st.integers(1, 9),
     prefill_batch=st.integers(1, 6),
     max_new_tokens=st.integers(1, 14),
+    device=st.sampled_from(list(WAYS.values())),
 )
 
 # A job with short and long prompts, images and none, more requests than slots.
@@ -43,7 +50,7 @@ MIXED = [
 SETTINGS = Settings(slots=4, prefill_batch=3, max_new_tokens=12)
 
 
-@given(prompts, shapes)
+@given(drawn_prompts, shapes)
 @settings(max_examples=40, deadline=None)
 def test_a_sequence_in_any_batch_gives_the_tokens_it_gives_alone(
     drawn: list[tuple[list[int], int]], shape: Settings
@@ -52,10 +59,20 @@ def test_a_sequence_in_any_batch_gives_the_tokens_it_gives_alone(
     assert_batch_equals_alone(requests, shape)
 
 
-@given(prompts, st.integers(0, 2**40), st.integers(1, 3), st.integers(0, 3))
-@settings(max_examples=20, deadline=None)
+@given(
+    drawn_prompts,
+    st.integers(0, 2**40),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.sampled_from(list(WAYS.values())),
+)
+@settings(max_examples=30, deadline=None)
 def test_a_drawn_caption_depends_on_seed_key_and_caption_index_alone(
-    drawn: list[tuple[list[int], int]], seed: int, num_captions: int, extra_slots: int
+    drawn: list[tuple[list[int], int]],
+    seed: int,
+    num_captions: int,
+    extra_slots: int,
+    device: Callable[[], Device],
 ) -> None:
     requests = [make_request(i, ids, tiles) for i, (ids, tiles) in enumerate(drawn)]
     sampling = SamplingSettings(
@@ -68,18 +85,20 @@ def test_a_drawn_caption_depends_on_seed_key_and_caption_index_alone(
         num_captions=num_captions,
         seed=seed,
     )
-    shape = Settings(num_captions + extra_slots, 2, max_new_tokens=8, sampling=sampling)
+    slots = num_captions + extra_slots
+    shape = Settings(slots, 2, max_new_tokens=8, sampling=sampling, device=device)
     assert_batch_equals_alone(requests, shape)
 
 
-@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 6))
+@given(st.integers(1, 12), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2))
 @settings(max_examples=30, deadline=None)
 def test_all_ending_on_their_first_token_hangs_nothing_and_loses_nothing(
-    num_requests: int, slots: int, prefill_batch: int
+    num_requests: int, slots: int, prefill_batch: int, lag: int
 ) -> None:
     requests = [make_request(i, [1 + i]) for i in range(num_requests)]
     every_id = frozenset(range(61))
-    assert_batch_equals_alone(requests, Settings(slots, prefill_batch), eos=every_id)
+    shape = Settings(slots, prefill_batch, device=partial(LateDevice, DEVICE, lag))
+    assert_batch_equals_alone(requests, shape, eos=every_id)
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
@@ -122,7 +141,7 @@ def positions_count_padding(monkeypatch: pytest.MonkeyPatch) -> None:
         columns = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
         return padding.PrefillBatch(batch.ids, columns, batch.mask, batch.is_real, batch.lengths)
 
-    monkeypatch.setattr(engine, "left_pad", pad)
+    monkeypatch.setattr(prompts, "left_pad", pad)
     store_by_position_less_padding(monkeypatch)
 
 
@@ -181,20 +200,18 @@ def the_last_column_is_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def row_zero_stops_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """lm-evaluation-harness#124: one end token ends the batch."""
-    original = engine.Engine._settle
+    original = engine.Engine._land
 
-    def settle(self: engine.Engine, sequences: list, *chosen: list) -> list:  # type: ignore[type-arg]
-        ended = original(self, sequences, *chosen)
-        if sequences[0] in ended:
-            for other in sequences[1:]:
-                if other not in ended:
-                    other.finish_reason = "eos"
-                    self._cache.free(other.slot)
-                    self._scheduler.release(other)
-                    ended.append(other)
+    def land(self: engine.Engine, flights: Iterable[Flight]) -> list[Sequence]:
+        first = self._scheduler.slots[0]
+        ended = original(self, flights)
+        for other in self._scheduler.live() if first in ended else ():
+            other.finish_reason = "eos"
+            self._free(other, is_clean=True)
+            ended.append(other)
         return ended
 
-    monkeypatch.setattr(engine.Engine, "_settle", settle)
+    monkeypatch.setattr(engine.Engine, "_land", land)
 
 
 def a_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +227,8 @@ def a_request_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def neighbours_share_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One generator for the whole batch, as most samplers have it."""
-    shared = engine.row_random(0, "all", 0)
-    monkeypatch.setattr(engine, "row_random", lambda *_: shared)
+    shared = sequence.row_random(0, "all", 0)
+    monkeypatch.setattr(sequence, "row_random", lambda *_: shared)
 
 
 MISTAKES = [

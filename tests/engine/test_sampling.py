@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipeline.captioner import SamplingSettings
+from pipeline.engine.said import said_so_far
 from pipeline.engine.sampling import Sampler, draw, penalise
 from pipeline.engine.sequence import Sequence, row_random
 from pipeline.errors import RequestError
@@ -45,8 +46,8 @@ def test_the_ends_of_the_uniform_range_stay_among_the_kept(uniform: float) -> No
 
 
 def test_a_penalty_lowers_what_was_said_and_nothing_else() -> None:
-    found = penalise(LOGITS, [[0, 3]], 2.0)
-    assert found.tolist() == [[1.0, 0.0, 1.0, -2.0]]
+    found = penalise(LOGITS.expand(2, -1), said_so_far([[0, 3, 0], []], 5), 2.0)
+    assert found.tolist() == [[1.0, 0.0, 1.0, -2.0], *LOGITS.tolist()]
 
 
 def test_no_end_token_before_the_least_length() -> None:

@@ -39,7 +39,7 @@ def greedy_steps(
     while len(steps) < num_tokens:
         view = cache.decode_view(len(prompts))
         logits = model.next_logits(tokens[-1][:, None], None, view.positions, view.mask, view)
-        cache.advance(len(prompts))
+        cache.advance(range(len(prompts)))
         steps.append(logits)
         tokens.append(logits.argmax(dim=-1))
     return torch.stack(steps), torch.stack(tokens, dim=1)
