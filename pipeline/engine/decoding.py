@@ -1,9 +1,8 @@
-"""A decode step on a processor: shapes as small as the live sequences allow, made anew each time."""
+"""A decode step on a processor: as small as the live sequences allow, made anew each time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -37,9 +36,7 @@ class Decoder(Protocol):
 class EagerDecoder:
     """Calls the network on as many rows and columns as there are."""
 
-    def __init__(
-        self, model: CaptionModel, cache: KVCache, said: Said, sampler: Sampler
-    ) -> None:
+    def __init__(self, model: CaptionModel, cache: KVCache, said: Said, sampler: Sampler) -> None:
         self._model = model
         self._cache = cache
         self._said = said
@@ -53,10 +50,8 @@ class EagerDecoder:
         ids = self._said.last[:num_rows, None]
         logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
         said = None if self._said.every is None else self._said.every[: len(live)]
-        draws = self._sampler.draws(live).uploaded(self._cache.device)
-        chosen, logprobs = self._sampler.select(
-            self._sampler.widened(logits[: len(live)]), replace(draws, said=said)
-        )
+        draws = self._sampler.draws(live, said).uploaded(self._cache.device)
+        chosen, logprobs = self._sampler.select(self._sampler.widened(logits[: len(live)]), draws)
         if said is None:
             self._said.go_on(chosen, None)
         else:

@@ -90,7 +90,7 @@ class CudaDevice(Device):
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)
         self._timed: deque[_Timed] = deque()
-        self._pool: tuple[int, int] | None = None
+        self._graph: Any = None  # the first one; its memory is that of all
 
     def upload_images(self, request: Request) -> Request:
         """Send pixels ahead, while earlier steps run; where memory is short, leave them."""

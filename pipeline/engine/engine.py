@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 import torch
@@ -128,9 +127,10 @@ class Engine:
         self._close_gaps()  # before new sequences would fill them
         if self._scheduler.can_prefill():
             finished += self._prefill_or_shrink(self._scheduler.next_batch())
+        self._close_gaps()
         live = self._scheduler.live()
-        if any(self._goes_on(sequence) for sequence in live):
-            finished += self._decode_or_shrink()
+        if any(sequence.num_chosen < self._rules.max_new_tokens for sequence in live):
+            finished += self._decode_or_shrink(live)
         elif live:
             finished += self._land(self._in_flight.next())
         if self._scheduler.num_live == 0:
@@ -164,11 +164,11 @@ class Engine:
         self._scheduler.put_back(batch)
         return []
 
-    def _decode_or_shrink(self) -> list[Sequence]:
+    def _decode_or_shrink(self, live: list[Sequence]) -> list[Sequence]:
         """Decode a step; where memory does not suffice, halve the live sequences for good."""
-        num_live = self._scheduler.num_live
+        num_live = len(live)
         try:
-            return self._decode()
+            return self._decode(live)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -223,21 +223,15 @@ class Engine:
             self._scheduler.place(sequence, slot)
             sequence.num_siblings = 0
 
-    def _goes_on(self, sequence: Sequence) -> bool:
-        """True if a sequence has a token to come, as far as its length tells."""
-        return sequence.num_chosen < self._rules.max_new_tokens
-
-    def _decode(self) -> list[Sequence]:
+    def _decode(self, live: list[Sequence]) -> list[Sequence]:
+        most = self._rules.max_new_tokens
         with self._device.stage(self.counters, "decode"):
-            self._close_gaps()
-            live = self._scheduler.live()
-            chosen = self._decoder.step(live, self._scheduler.max_live)
-            read = self._device.fetch(*chosen)
+            read = self._device.fetch(*self._decoder.step(live, self._scheduler.max_live))
             # Who is at its end stands in its row until the host has read that.
-            rows = [sequence if self._goes_on(sequence) else None for sequence in live]
+            rows = [sequence if sequence.num_chosen < most else None for sequence in live]
             self._in_flight.queue(rows, read, is_decode=True)
             # The last token of a caption is never run: its keys and values have no column.
-            self._cache.advance(sequence.slot for sequence in live if self._goes_on(sequence))
+            self._cache.advance([s.slot for s in live if s.num_chosen < most])
             self.counters.decode_steps += 1
             self.counters.total_slot_steps += self._cache.num_slots
             return self._land(self._in_flight.due())
@@ -250,28 +244,25 @@ class Engine:
                 self._cache.wipe(source)  # if it is not finite, that is found in its new slot
 
     def _land(self, flights: Iterable[Flight]) -> list[Sequence]:
-        """Read prefills and steps, and settle them; return who ended."""
+        """Read prefills and steps; give each sequence its token, and return who ended."""
         ended: list[Sequence] = []
         for flight in flights:
             landed = flight.land()
+            for sequence, token, logprob in landed:
+                if math.isfinite(logprob):
+                    sequence.append(token, logprob)
+                    sequence.finish_reason = self._rules.finish_reason(sequence.token_ids)
+                    if sequence.finish_reason is None:
+                        continue
+                else:
+                    detail = "the network's answer is not a finite number"
+                    sequence.error = SampleError("not_finite", detail)
+                self._free(sequence, is_clean=sequence.error is None and not self._device.lag)
+                ended.append(sequence)
+            self.counters.new_tokens += sum(s.error is None for s, *_ in landed)
             if flight.is_decode:
                 self.counters.busy_slot_steps += len(landed)  # a surplus token kept nobody busy
-            for sequence, token, logprob in landed:
-                self._settle(sequence, token, logprob)
-                if sequence.is_finished:
-                    self._free(sequence, is_clean=sequence.error is None and not self._device.lag)
-                    ended.append(sequence)
         return ended
-
-    def _settle(self, sequence: Sequence, token: int, logprob: float) -> None:
-        """Give a sequence its token, and end it where the rules say so."""
-        if not math.isfinite(logprob):
-            detail = "the network's answer is not a finite number"
-            sequence.error = SampleError("not_finite", detail)
-            return
-        sequence.append(token, logprob)
-        sequence.finish_reason = self._rules.finish_reason(sequence.token_ids)
-        self.counters.new_tokens += 1
 
     def _free(self, sequence: Sequence, *, is_clean: bool) -> None:
         """Take a sequence's slot back; what may lie in it that is not finite is wiped.

@@ -30,14 +30,11 @@ class Flight:
 
     def land(self) -> list[tuple[Sequence, int, float]]:
         """Read the tokens; return those of the sequences that have not ended in the meantime."""
-        landed = []
-        for sequence, token, logprob in zip(self.rows, *self.read(), strict=True):
-            if sequence is None:
-                continue
-            sequence.num_ahead -= 1
-            if not sequence.is_finished:
-                landed.append((sequence, token, logprob))
-        return landed
+        return [
+            (sequence, token, logprob)
+            for sequence, token, logprob in zip(self.rows, *self.read(), strict=True)
+            if sequence is not None and sequence.finish_reason is None and sequence.error is None
+        ]
 
 
 class InFlight:
@@ -53,7 +50,7 @@ class InFlight:
         """Note that each of these sequences has a token more, whatever it is."""
         for sequence in rows:
             if sequence is not None:
-                sequence.num_ahead += 1
+                sequence.num_chosen += 1
         self._flights.append(Flight(tuple(rows), read, is_decode))
 
     def due(self) -> Iterator[Flight]:

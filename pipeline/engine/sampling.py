@@ -31,6 +31,8 @@ class Draws:
 
     def uploaded(self, place: torch.device) -> Draws:
         """Return the same on a device."""
+        if self.uniforms is None and self.is_short is None and self.said is None:
+            return self
         each = (self.uniforms, self.is_short, self.said)
         return Draws(*(None if one is None else upload(one, place) for one in each))
 

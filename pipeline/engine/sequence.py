@@ -34,7 +34,7 @@ class Sequence:
     finish_reason: str | None = None
     error: SampleError | None = None
     seed: int = 0  # of the job
-    num_ahead: int = 0  # tokens that the device has chosen, and the host has not read
+    num_chosen: int = 0  # tokens that the device has chosen; `token_ids` are those the host knows
     _uniforms: deque[float] = field(default_factory=deque)  # of the tokens not yet read
 
     @classmethod
@@ -69,21 +69,19 @@ class Sequence:
         self.features = features
         self.request = replace(self.request, images=None)
 
-    @property
-    def num_chosen(self) -> int:
-        """How many tokens the caption has on the device."""
-        return len(self.token_ids) + self.num_ahead
-
     def uniform(self) -> float:
-        """Return the next token's random number: the same one until that token is queued."""
-        while len(self._uniforms) <= self.num_ahead:
+        """Return the next token's random number: the same one until that token is chosen."""
+        num_ahead = self.num_chosen - len(self.token_ids)
+        while len(self._uniforms) <= num_ahead:
             self._uniforms.append(self.random.random())
-        return self._uniforms[self.num_ahead]
+        return self._uniforms[num_ahead]
 
     def append(self, token: int, logprob: float) -> None:
         """Take the next token of the caption."""
         self.token_ids.append(token)
         self.sum_logprob += logprob
+        if self.num_chosen < len(self.token_ids):
+            self.num_chosen = len(self.token_ids)
         if self._uniforms:
             self._uniforms.popleft()
 

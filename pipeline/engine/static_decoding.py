@@ -58,11 +58,13 @@ class StaticDecodeView:
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
     ) -> Tensor:
         """Store `[B, K, 1, D]` behind each row's tokens; attend over the first columns of all."""
-        seen = []
-        for kept, new in ((self._cache.keys, keys), (self._cache.values, values)):
-            kept[layer].index_put_((self._rows, self._lengths), new[:, :, 0])
-            seen.append(kept[layer, : len(self._rows), : self._num_columns].transpose(1, 2))
-        return attend(queries, *seen, bias)
+        kept = self._cache.keys[layer], self._cache.values[layer]
+        for stored, new in zip(kept, (keys, values), strict=True):
+            stored.index_put_((self._rows, self._lengths), new[:, :, 0])
+        all_keys, all_values = (
+            stored[: len(self._rows), : self._num_columns].transpose(1, 2) for stored in kept
+        )
+        return attend(queries, all_keys, all_values, bias)
 
 
 class StaticDecoder:
@@ -124,7 +126,7 @@ class StaticDecoder:
         return min(columns, self._cache.num_columns)
 
     def _fill(self, live: Rows[Sequence], lengths: list[int]) -> None:
-        """Bring over what the host knows of a step's rows; those beyond the live ones matter not."""
+        """Bring over what the host knows of a step's rows; none beyond the live ones counts."""
         draws = self._sampler.draws(live)
         host = [(self._lengths, torch.tensor(lengths))]
         if draws.uniforms is not None:

@@ -22,6 +22,7 @@ from tests.engine.laws import (
     make_request,
     through_engine,
 )
+from tests.engine.small_memory import SmallMemory
 
 
 def test_a_prompt_that_can_never_fit_is_refused_at_the_door() -> None:
@@ -199,22 +200,6 @@ def test_memory_of_the_cache_is_what_the_spec_says() -> None:
     cache = engine._cache
     found = cache.keys.nbytes + cache.values.nbytes
     assert found == 3 * (40 + 5 - 1) * MODEL.spec.cache_bytes_per_token(torch.float64)
-
-
-class SmallMemory:
-    """A network that runs out of memory with more than so many rows."""
-
-    def __init__(self, max_prefill: int, max_decode: int) -> None:
-        self.max_rows = {True: max_prefill, False: max_decode}
-        self.spec, self.image_token_id = MODEL.spec, MODEL.image_token_id
-        self.encode_images = MODEL.encode_images
-
-    def next_logits(self, ids, features, positions, mask, kv):  # type: ignore[no-untyped-def]
-        # A prompt of one token alone looks like a decode step; these examples have none.
-        logits = MODEL.next_logits(ids, features, positions, mask, kv)
-        if len(ids) > self.max_rows[ids.shape[1] > 1]:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")
-        return logits
 
 
 @pytest.mark.parametrize("limits", [(1, 8), (2, 3), (8, 1), (3, 2)])

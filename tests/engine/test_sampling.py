@@ -54,7 +54,8 @@ def test_no_end_token_before_the_least_length() -> None:
     sampler = Sampler(SamplingSettings(min_new_tokens=2), frozenset({0}))
     sequence = Sequence(make_request(0, [1]), 0, row_random(0, "a", 0))
     assert sampler.choose(LOGITS, [sequence])[0] == [2]
-    sequence.token_ids = [2, 2]
+    sequence.append(2, -1.0)
+    sequence.append(2, -1.0)
     assert sampler.choose(LOGITS, [sequence])[0] == [0]
 
 
