@@ -90,7 +90,7 @@ def run(**options: Any) -> None:
         from jobs.options import run_config
 
         is_dry, workers = options.pop("dry_run"), options.pop("workers")
-        number = num_workers(workers, os.environ)
+        number = num_workers(workers, os.environ, options["device"])
         config = run_config(options)
         if is_dry:
             sys.exit(dry_run(config))

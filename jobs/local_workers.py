@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TextIO
 
 from jobs.config import RunConfig
@@ -35,6 +37,7 @@ from pipeline.output.job_record import claim_folder
 MAX_RESTARTS = 3  # of each worker
 LOOK_SECONDS = 0.2
 CORES_A_WORKER = 4  # with `auto`: more threads than that a small network cannot use
+_GPU_NAME = re.compile(r"\d+$|GPU-|MIG-")
 ENDINGS = (0, EXIT_FAILED, EXIT_REQUEST, EXIT_AGAIN)  # exit codes that a worker means
 # What the parent answers itself, and how many words each has behind it.
 _OWN_OPTIONS = {
@@ -47,10 +50,16 @@ _OWN_OPTIONS = {
 }
 
 
-def num_workers(text: str, environ: Mapping[str, str]) -> int:
-    """Read `--workers`: a number, or `auto` for one a GPU, else one for each few cores."""
+def num_workers(text: str, environ: Mapping[str, str], device: str = "auto") -> int:
+    """Read `--workers`: a number, or `auto` for one a GPU, else one for each few cores.
+
+    A `--device` that is one GPU by its number has one worker, and `cpu` those of the cores.
+    """
     if text == "auto":
-        return num_gpus(environ) or max(1, num_cores() // CORES_A_WORKER)
+        if device.startswith("cuda:"):
+            return 1
+        found = 0 if device == "cpu" else num_gpus(environ)
+        return found or max(1, num_cores() // CORES_A_WORKER)
     if not text.isdigit() or not 1 <= int(text) <= 1024:
         raise RequestError(f"--workers is {text!r}; wanted 1 to 1024, or auto")
     return int(text)
@@ -60,7 +69,9 @@ def num_gpus(environ: Mapping[str, str]) -> int:
     """Count the GPUs that CUDA would show, without loading it."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+        # CUDA stops at the first name that is none, such as -1 or Slurm's NoDevFiles.
+        names = (name.strip() for name in visible.split(","))
+        return sum(1 for _ in takewhile(_GPU_NAME.match, names))
     return len(glob.glob("/proc/driver/nvidia/gpus/*"))
 
 

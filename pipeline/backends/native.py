@@ -100,6 +100,7 @@ class NativeCaptioner:
 
     def caption(self, source: RequestSource) -> Iterator[Caption]:
         """Answer each request exactly `num_captions` times, in the order they finish."""
+        self._placement.enter()
         engine = self._engine()
         while True:
             yield from self._refill(engine, source)

@@ -59,6 +59,7 @@ class NativeSource:
 
     def load(self, sampling: SamplingSettings, speed: SpeedSettings) -> NativeCaptioner:
         """Load the weights onto the device, and choose how many threads run them."""
+        self.placement.enter()
         model = self.build(self.placement)
         is_small = is_small_network(model)
         done = self._quantise(model)

@@ -32,6 +32,11 @@ class Placement:
             check_int8(chosen, width)
         return cls(chosen, width, quantize)
 
+    def enter(self) -> None:
+        """Make the device this thread's own: torch puts its streams and events there."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
     @property
     def dtype_name(self) -> str:
         """`float32`, `bfloat16` or `float16`."""
@@ -42,14 +47,14 @@ def choose_device(name: str) -> torch.device:
     """Return the device of `auto`, `cpu`, `cuda`, `cuda:1` or `mps`; RequestError if absent.
 
     `auto@3` and `cuda@3` are those of the fourth worker on this machine: workers take the GPUs
-    that are visible here in turn.
+    that are visible here in turn. A GPU without a number is the first one that is visible.
     """
     name, _, worker = name.partition("@")
     if worker and name != "cpu" and torch.cuda.device_count() > 1:
         return torch.device("cuda", int(worker) % torch.cuda.device_count())
     if name == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return torch.device("cuda", 0)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     kind, _, number = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (number and not number.isdecimal()):
@@ -60,6 +65,7 @@ def choose_device(name: str) -> torch.device:
         num_devices = torch.cuda.device_count()
         if int(number or 0) >= num_devices:
             raise RequestError(f"--device is {name}; torch sees {num_devices} CUDA devices here")
+        return torch.device("cuda", int(number or 0))
     return torch.device(name)
 
 
@@ -93,7 +99,9 @@ def check_int8(device: torch.device, dtype: torch.dtype) -> None:
 def has_fast_bfloat16(device: torch.device) -> bool:
     """True where bfloat16 products run in hardware."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        # Ampere or later, of this very GPU; AMD's have it wherever torch runs on them.
+        is_ampere = torch.cuda.get_device_capability(device) >= (8, 0)
+        return is_ampere or torch.version.hip is not None
     if device.type == "cpu":
         # Older releases of torch cannot say; float32 is right everywhere.
         probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

@@ -51,7 +51,7 @@ class EagerDecoder:
         logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
         said = None if self._said.every is None else self._said.every[: len(live)]
         draws = self._sampler.draws(live, said).uploaded(self._cache.device)
-        chosen, logprobs = self._sampler.select(self._sampler.widened(logits[: len(live)]), draws)
+        chosen, logprobs = self._sampler.select(logits[: len(live)], draws)
         if said is None:
             self._said.go_on(chosen, None)
         else:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,14 +66,23 @@ class Device:
         _add_seconds(counters, name, time.perf_counter() - began)
 
 
-@dataclass(slots=True)
+def _event(*, enable_timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing, blocking)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
 class _Timed:
     """A stage's first and last moment on a GPU, once it gets there."""
 
     counters: EngineCounters
     name: str
-    begin: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))
-    end: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))
+    begin: torch.cuda.Event = field(default_factory=partial(_event, enable_timing=True))
+    end: torch.cuda.Event = field(default_factory=partial(_event, enable_timing=True))
+
+    @property
+    def is_over(self) -> bool:
+        """True once the GPU has passed the last moment."""
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
 
 
 class CudaDevice(Device):
@@ -90,7 +100,7 @@ class CudaDevice(Device):
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)
         self._timed: deque[_Timed] = deque()
-        self._graph: Any = None  # the first one; its memory is that of all
+        self._pool = torch.cuda.graph_pool_handle()
 
     def upload_images(self, request: Request) -> Request:
         """Send pixels ahead, while earlier steps run; where memory is short, leave them."""
@@ -116,7 +126,7 @@ class CudaDevice(Device):
         host_ids.copy_(ids, non_blocking=True)
         host_logprobs.copy_(logprobs, non_blocking=True)
         # Blocking: the host sleeps meanwhile, and leaves its core to the loaders.
-        is_there = torch.cuda.Event(blocking=True)
+        is_there = _event(blocking=True)
         is_there.record()
 
         def read() -> Chosen:
@@ -129,8 +139,6 @@ class CudaDevice(Device):
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture a CUDA graph; all of them share the memory of what they compute in between."""
         graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -150,7 +158,7 @@ class CudaDevice(Device):
         self._timed.append(timed)
 
     def _collect(self) -> None:
-        while self._timed and self._timed[0].end.query():
+        while self._timed and self._timed[0].is_over:
             timed = self._timed.popleft()
             seconds = timed.begin.elapsed_time(timed.end) / 1000
             _add_seconds(timed.counters, timed.name, seconds)

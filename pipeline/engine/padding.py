@@ -46,14 +46,13 @@ def left_pad(
     assert min(lengths) >= 1, "an empty prompt has no last token to continue from"
     columns = max(*lengths, min_columns)
     rows = [[0] * (columns - len(prompt)) + list(prompt) for prompt in prompts]
-    ids = torch.tensor(rows, dtype=torch.int64)
     starts = columns - torch.tensor(lengths)
     is_real = torch.arange(columns) >= starts[:, None]
-    positions = (is_real.cumsum(dim=-1) - 1).clamp(min=0)
+    is_real_there = upload(is_real, device)
     return PrefillBatch(
-        ids=upload(ids, device),
-        positions=upload(positions, device),
-        mask=upload(prefill_mask(is_real), device),
+        ids=upload(torch.tensor(rows, dtype=torch.int64), device),
+        positions=(is_real_there.cumsum(dim=-1) - 1).clamp(min=0),
+        mask=prefill_mask(is_real_there),
         is_real=is_real,
         lengths=lengths,
     )
@@ -61,7 +60,7 @@ def left_pad(
 
 def prefill_mask(is_real: Tensor) -> Tensor:
     """Make the bool mask `[B, 1, T, T]` of `is_real` `[B, T]`: causal, real keys, and oneself."""
-    columns = is_real.shape[1]
-    causal = torch.ones(columns, columns, dtype=torch.bool).tril()
-    oneself = torch.eye(columns, dtype=torch.bool)
+    columns, device = is_real.shape[1], is_real.device
+    causal = torch.ones(columns, columns, dtype=torch.bool, device=device).tril()
+    oneself = torch.eye(columns, dtype=torch.bool, device=device)
     return ((causal & is_real[:, None, :]) | oneself)[:, None]

@@ -112,7 +112,7 @@ class Prompts:
         num_kept = self._sampler.num_kept
         before = said_so_far([s.token_ids for s in sequences], num_kept) if num_kept else None
         draws = self._sampler.draws(sequences, before).uploaded(place)
-        ids, logprobs = self._sampler.select(self._sampler.widened(logits), draws)
+        ids, logprobs = self._sampler.select(logits, draws)
         read = self._device.fetch(ids, logprobs)
         places = torch.tensor([len(sequence.token_ids) for sequence in sequences])
         slots = torch.tensor(admitted.slots)

@@ -31,10 +31,13 @@ class Draws:
 
     def uploaded(self, place: torch.device) -> Draws:
         """Return the same on a device."""
-        if self.uniforms is None and self.is_short is None and self.said is None:
+        if self is NONE:
             return self
         each = (self.uniforms, self.is_short, self.said)
         return Draws(*(None if one is None else upload(one, place) for one in each))
+
+
+NONE = Draws()  # the network's own best token
 
 
 class Sampler:
@@ -76,6 +79,8 @@ class Sampler:
             least = self._settings.min_new_tokens
             short = [sequence.num_chosen < least for sequence in sequences]
             is_short = torch.tensor(short) if any(short) else None
+        if uniforms is None and is_short is None and said is None:
+            return NONE
         return Draws(uniforms, is_short, said)
 
     def choose(self, logits: Tensor, sequences: Rows[Sequence]) -> tuple[list[int], list[float]]:
@@ -84,16 +89,24 @@ class Sampler:
         if self.num_kept:
             said = said_so_far([s.token_ids for s in sequences], self.num_kept)
         draws = self.draws(sequences, said).uploaded(logits.device)
-        ids, logprobs = self.select(self.widened(logits), draws)
+        ids, logprobs = self.select(logits, draws)
         return ids.tolist(), logprobs.tolist()
 
-    def select(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Choose from `[B, V]`, of `widened`, written over here: ids, log probabilities `[B]`.
+    def select(
+        self, logits: Tensor, draws: Draws, room: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Choose from logits `[B, V]`: ids, log probabilities `[B]`, on their device.
 
         The probability is the network's own, before temperature, penalty and filters. It is
-        NaN where the logits are not finite.
+        NaN where the logits are not finite. `room`, `[B, V]` of `widened_dtype`, is memory to
+        work in; the sampler has its own.
         """
-        shaped = self._shape(logits, draws)
+        if draws is NONE:
+            fused = kernels.best(logits)
+            if fused is not None:
+                return fused
+        wide = (self._room_for(logits) if room is None else room).copy_(logits)
+        shaped = self._shape(wide, draws)
         if draws.uniforms is None:
             ids = best(shaped)
         else:
@@ -103,18 +116,18 @@ class Sampler:
                 top_k=self._settings.top_k,
                 top_p=self._settings.top_p,
             )
-        is_greedy = draws.uniforms is None and shaped is logits
-        return ids, chosen_logprobs_(logits, ids, are_largest=is_greedy)
+        is_greedy = draws.uniforms is None and shaped is wide
+        return ids, chosen_logprobs_(wide, ids, are_largest=is_greedy)
 
-    def widened(self, logits: Tensor) -> Tensor:
-        """Return logits in float32 or wider, in memory that may be written over."""
+    def _room_for(self, logits: Tensor) -> Tensor:
+        """Return memory for logits in float32 or wider."""
         wide = widened_dtype(logits)
         if self._room.dtype != wide or self._room.device != logits.device:
             self._room = torch.empty(0, dtype=wide, device=logits.device)
         if self._room.numel() < logits.numel():
             # Kept from step to step: new memory of this size is mapped page by page each time.
             self._room = torch.empty(logits.numel(), dtype=wide, device=logits.device)
-        return self._room[: logits.numel()].view(logits.shape).copy_(logits)
+        return self._room[: logits.numel()].view(logits.shape)
 
     def _shape(self, logits: Tensor, draws: Draws) -> Tensor:
         if draws.said is not None:

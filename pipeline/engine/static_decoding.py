@@ -26,7 +26,7 @@ from pipeline.engine.memory import is_out_of_memory
 from pipeline.engine.said import Said
 from pipeline.engine.sampling import Draws, Sampler, widened_dtype
 from pipeline.engine.sequence import Sequence
-from pipeline.models.attention import attend
+from pipeline.models.attention import RopeTables, attend, rotated
 from pipeline.models.vlm import CaptionModel
 
 GRAPH_COLUMNS = 128  # a step reads up to so many columns in vain, and there are a few graphs only
@@ -54,10 +54,9 @@ class StaticDecodeView:
         columns = torch.arange(self._num_columns, device=self._lengths.device)
         return (columns <= self._lengths[:, None])[:, None, None]
 
-    def attend(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Store `[B, K, 1, D]` behind each row's tokens; attend over the first columns of all."""
+    def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
+        """Store `[B, 1, H + 2 K, D]` behind each row's tokens; attend over the first columns."""
+        queries, keys, values = rotated(heads, tables, self._cache.num_kv_heads)
         kept = self._cache.keys[layer], self._cache.values[layer]
         for stored, new in zip(kept, (keys, values), strict=True):
             stored.index_put_((self._rows, self._lengths), new[:, :, 0])
@@ -171,13 +170,13 @@ class StaticDecoder:
         logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
         if self._logits is None or self._logprobs is None:
             wide = widened_dtype(logits)
-            room = (self._cache.num_slots, logits.shape[1])
-            self._logits = torch.empty(room, dtype=wide, device=logits.device)
-            self._logprobs = torch.empty(room[0], dtype=wide, device=logits.device)
+            size = (self._cache.num_slots, logits.shape[1])
+            self._logits = torch.empty(size, dtype=wide, device=logits.device)
+            self._logprobs = torch.empty(size[0], dtype=wide, device=logits.device)
         # Rows of their own: the sampler's room grows with the largest prefill, and graphs cannot
         # follow it to another place.
-        wide_logits = self._logits[:num_rows].copy_(logits)
-        chosen, logprobs = self._sampler.select(wide_logits, self._draws(num_rows))
+        room = self._logits[:num_rows]
+        chosen, logprobs = self._sampler.select(logits, self._draws(num_rows), room)
         self._ids[:num_rows].copy_(chosen)
         self._logprobs[:num_rows].copy_(logprobs)
         self._said.go_on(chosen, self._places[:num_rows])

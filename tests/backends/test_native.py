@@ -112,6 +112,31 @@ def test_a_device_or_dtype_that_is_not_here_is_named() -> None:
     assert choose_device("cpu") == torch.device("cpu")
 
 
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """A Turing GPU and an Ampere one; returns which of them a thread has made its own."""
+    entered: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda d: [(7, 5), (8, 6)][d.index])
+    monkeypatch.setattr("torch.cuda.set_device", entered.append)
+    return entered
+
+
+def test_a_gpu_has_its_number_and_its_own_best_dtype(two_gpus: list[torch.device]) -> None:
+    for name, number in {"auto": 0, "cuda": 0, "cuda:0": 0, "cuda:1": 1, "auto@3": 1}.items():
+        assert choose_device(name) == torch.device("cuda", number)
+    assert Placement.choose("cuda:0", "auto").dtype == torch.float32
+    assert Placement.choose("cuda:1", "auto").dtype == torch.bfloat16
+    assert Placement.choose("cuda:0", "float16").dtype == torch.float16
+    with pytest.raises(RequestError, match="cuda:2; torch sees 2 CUDA devices"):
+        choose_device("cuda:2")
+    Placement.choose("cuda:1", "auto").enter()
+    assert two_gpus == [torch.device("cuda", 1)]
+    CPU64.enter()
+    assert len(two_gpus) == 1
+
+
 def small_memory(monkeypatch: pytest.MonkeyPatch, max_slots: int) -> None:
     original = engine.KVCache
 

@@ -142,8 +142,18 @@ def test_a_number_of_workers_that_makes_no_sense_is_refused(text: str) -> None:
 def test_auto_is_a_worker_a_gpu_or_some_cores_each() -> None:
     assert num_workers("auto", {"CUDA_VISIBLE_DEVICES": "0,1,5"}) == 3
     assert num_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == 0
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}) == 0
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "0, 1,-1,2"}) == 2
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": "GPU-8932f937,MIG-c7384736"}) == 2
     assert num_workers("auto", {"CUDA_VISIBLE_DEVICES": ""}) == max(1, num_cores() // 4)
     assert num_workers("7", {}) == 7
+
+
+def test_auto_heeds_the_device_that_was_asked_for() -> None:
+    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    assert num_workers("auto", gpus, "cuda") == 8
+    assert num_workers("auto", gpus, "cuda:1") == 1
+    assert num_workers("auto", gpus, "cpu") == max(1, num_cores() // 4)
 
 
 def test_numbers_of_workers_add_up_and_lines_cut_by_a_death_say_nothing() -> None:
