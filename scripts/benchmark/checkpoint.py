@@ -16,6 +16,7 @@ from pipeline.models.weights import load_weights, unfilled
 from scripts.benchmark.shapes import EOS_ID, NetworkShape, fill_random
 
 WEIGHTS_SEED = 0
+CPU = torch.device("cpu")
 
 
 def write_checkpoint(shape: NetworkShape, work: Path) -> Path:
@@ -48,11 +49,13 @@ def stored_tensors(shape: NetworkShape, model: VisionLanguageModel) -> dict[str,
     return stored
 
 
-def load_ours(shape: NetworkShape, folder: Path, dtype: torch.dtype) -> VisionLanguageModel:
+def load_ours(
+    shape: NetworkShape, folder: Path, dtype: torch.dtype, device: torch.device = CPU
+) -> VisionLanguageModel:
     """Load our own network from the folder."""
     with unfilled():
         model = shape.build()
-    load_weights(model, weight_layout(shape.layout_spec), folder, dtype, torch.device("cpu"))
+    load_weights(model, weight_layout(shape.layout_spec), folder, dtype, device)
     return model.eval()
 
 

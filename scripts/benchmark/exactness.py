@@ -11,7 +11,7 @@ from pipeline.models.vlm import CaptionModel
 from pipeline.records import Request
 from scripts.benchmark.contest import Standing, agreement, compete
 from scripts.benchmark.ours import uncached_logits
-from scripts.benchmark.rivals import Field, Sizes
+from scripts.benchmark.rivals import CPU, Field, Sizes
 from scripts.benchmark.shapes import NetworkShape
 from scripts.benchmark.workload import Outcome, Workload, make_workload
 
@@ -19,9 +19,11 @@ TIE = 1e-3  # logits are about 20: rounding in another order moves them by a hun
 SMALL = Sizes(8, 4, 2, 8, (4,), 4, 4, 4)
 
 
-def check_float32(shape: NetworkShape, work: Path, rivals: Sequence[str]) -> list[str]:
+def check_float32(
+    shape: NetworkShape, work: Path, rivals: Sequence[str], device: torch.device = CPU
+) -> list[str]:
     """Caption eight pictures briefly in float32; return what is wrong, a line each."""
-    field = Field(shape, work, torch.float32, SMALL)
+    field = Field(shape, work, torch.float32, SMALL, device)
     every = make_workload(shape, 64, is_skewed=True, seed=2)
     shortest = sorted(range(len(every)), key=every.lengths.__getitem__)[: SMALL.images]
     workload = every.pick(sorted(shortest)).renumbered()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from scripts.benchmark import report, stages
 from scripts.benchmark.contest import Standing, agreement, compete, ratio
 from scripts.benchmark.exactness import wrong_tokens
-from scripts.benchmark.rivals import Field, Sizes
+from scripts.benchmark.rivals import CPU, Field, Sizes
 from scripts.benchmark.roofline import Peaks, decode_work, least_seconds, vision_work
 from scripts.benchmark.shapes import NetworkShape
 from scripts.benchmark.workload import Workload, make_workload
@@ -29,6 +29,7 @@ class Plan:
     num_rounds: int
     step_rows: Sequence[int]
     vision_images: Sequence[int]
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ def play(
     shape: NetworkShape, plan: Plan, *, is_skewed: bool, tell: Callable[[str], None]
 ) -> Result:
     """Run a workload and print its tables."""
-    peaks = Peaks.measure(plan.dtype)
-    field = Field(shape, plan.work, plan.dtype, plan.sizes)
+    peaks = Peaks.measure(plan.dtype, plan.device)
+    field = Field(shape, plan.work, plan.dtype, plan.sizes, plan.device)
     try:
         workload = make_workload(shape, plan.sizes.images, is_skewed=is_skewed)
         standings = compete(workload, field.entries(plan.rivals), plan.num_rounds, tell)
@@ -53,11 +54,13 @@ def play(
         print(_heading(workload, plan, peaks))
         print("\n".join([*report.contest_table(standings), report.shares_line(standings[0])]))
         print(f"share of the roofline, end to end: {share:.1%}")
-        alone = _stages(field, workload, plan, peaks)
-        print("\n".join([*report.stage_table(alone), *field.skipped]))
+        alone, reading = _stages(field, workload, plan, peaks)
+        lines = [*report.stage_table(alone), report.reading_line(reading), *field.skipped]
+        print("\n".join(lines))
     finally:
         field.close()
-    return _result(standings, field, workload, share, alone)
+    result = _result(standings, field, workload, share, alone)
+    return replace(result, values={**result.values, "memory_speed_share": reading})
 
 
 def _heading(workload: Workload, plan: Plan, peaks: Peaks) -> str:
@@ -77,16 +80,23 @@ def _roofline_share(workload: Workload, plan: Plan, peaks: Peaks, ours: Standing
 
 def _stages(
     field: Field, workload: Workload, plan: Plan, peaks: Peaks
-) -> dict[str, dict[str, float]]:
-    """Time stages alone: milliseconds by stage and contender, and the roofline's."""
+) -> tuple[dict[str, dict[str, float]], dict[int, float]]:
+    """Time stages alone: milliseconds by stage and contender, and the roofline's.
+
+    Returns besides, by rows, at what share of the memory's speed our decode step reads.
+    """
     shape, alone = workload.shape, {}
+    reading: dict[int, float] = {}
     most = max(*plan.step_rows, *plan.vision_images)
     steady = make_workload(shape, most, is_skewed=False, seed=3)
     for rows in plan.step_rows:
         batch = steady.pick(range(rows)).without_pictures()
         columns = sum(len(r.prompt_ids) for r in batch.requests) / rows + stages.NUM_STEPS / 2
-        least = decode_work(shape, rows, columns, plan.dtype).least_seconds(peaks)
-        step = {"captionjob": stages.engine_step(field.ours, batch.requests, plan.dtype)}
+        work = decode_work(shape, rows, columns, plan.dtype)
+        least = work.least_seconds(peaks)
+        ours = stages.engine_step(field.ours, batch.requests, plan.dtype, plan.device)
+        reading[rows] = round(work.bytes_read / ours / peaks.bytes_read, 3)
+        step = {"captionjob": ours}
         if field.has_transformers(plan.rivals):
             step["transformers"] = stages.transformers_step(field.transformers, batch)
         for rival, worker in field.workers.items():
@@ -101,10 +111,11 @@ def _stages(
         for rival, worker in field.workers.items():
             seen[rival] = min(worker.ask("vision", batch)["seconds"] for _ in range(3))
         alone[f"vision, {images} images"] = {**seen, "roofline": least}
-    return {
+    milliseconds = {
         stage: {who: round(1000 * seconds, 3) for who, seconds in times.items()}
         for stage, times in alone.items()
     }
+    return milliseconds, reading
 
 
 def _result(
@@ -125,6 +136,7 @@ def _result(
     values: dict[str, object] = {
         "dtype": field.dtype_name,
         "images_per_second": {s.entry.contender.name: round(s.rate, 3) for s in standings},
+        "tokens_per_second": round(ours.rate * workload.num_tokens / len(workload)),
         "roofline_share": round(share, 4),
         **{name: round(value, 4) for name, value in ours.outcome.counts.items()},
         "milliseconds": alone,

@@ -80,15 +80,25 @@ class ReadyRequests:
             self.busy_before_tail = busy / all_steps
 
 
+CPU = torch.device("cpu")
+
+
 class EngineContender:
     """The engine behind the same seam that `captionjob run` uses."""
 
     def __init__(
-        self, name: str, model: CaptionModel, dtype: torch.dtype, *, slots: int, prefill: int
+        self,
+        name: str,
+        model: CaptionModel,
+        dtype: torch.dtype,
+        *,
+        slots: int,
+        prefill: int,
+        device: torch.device = CPU,
     ) -> None:
         self.name = name
         self._model = model
-        self._placement = Placement(torch.device("cpu"), dtype)
+        self._placement = Placement(device, dtype)
         self._speed = SpeedSettings(slots=slots, prefill_batch=prefill)
 
     def run(self, workload: Workload) -> Outcome:
@@ -162,7 +172,8 @@ class UncachedContender:
 
 def uncached_logits(model: CaptionModel, prefix: list[int], features: Tensor) -> Tensor:
     """Return the logits `[1, V]` that follow a prefix, all of it run anew."""
-    length = len(prefix)
-    mask = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-    positions = torch.arange(length)[None]
-    return model.next_logits(torch.tensor([prefix]), features, positions, mask, None)
+    length, device = len(prefix), features.device
+    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()[None, None]
+    positions = torch.arange(length, device=device)[None]
+    ids = torch.tensor([prefix], device=device)
+    return model.next_logits(ids, features, positions, mask, None)

@@ -28,21 +28,25 @@ TOWER, TEXT = "model.vision_model", "model.text_model"
 class PlainLoop:
     """A checkpoint's tensors, run plainly."""
 
-    def __init__(self, shape: NetworkShape, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: NetworkShape, folder: Path, dtype: torch.dtype, device: torch.device
+    ) -> None:
         stored = load_file(folder / "model.safetensors")
-        self._weights: Mapping[str, Tensor] = {n: t.to(dtype) for n, t in stored.items()}
+        self._weights: Mapping[str, Tensor] = {n: t.to(device, dtype) for n, t in stored.items()}
+        self._device = device
         self._shape = shape
         self._dtype = dtype
         spec = shape.decoder
         exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-        self._frequencies = 1.0 / spec.rope_theta**exponents
+        self._frequencies = (1.0 / spec.rope_theta**exponents).to(device)
 
     @torch.inference_mode()
     def generate(self, batch: Workload) -> dict[int, tuple[int, ...]]:
         """Caption one static batch, all rows to the greatest length."""
-        ids, mask = left_padded(batch.requests, EOS_ID)
+        ids, mask = (each.to(self._device) for each in left_padded(batch.requests, EOS_ID))
         x = self._embed(ids)
-        features = self._encode(scaled_pixels(self._shape, batch.requests).to(self._dtype))
+        pixels = scaled_pixels(self._shape, batch.requests).to(self._device, self._dtype)
+        features = self._encode(pixels)
         x[ids == self._shape.image_token_id] = features.flatten(0, 1)
         cache: Cache = []
         hidden = self._decoder(x, mask, cache)
@@ -110,7 +114,8 @@ class PlainLoop:
         if not cache:
             empty = x.new_empty(len(x), spec.num_kv_heads, 0, spec.head_dim)
             cache += [(empty, empty)] * spec.num_layers
-        angles = torch.arange(start, start + x.shape[1])[:, None] * self._frequencies
+        places = torch.arange(start, start + x.shape[1], device=self._device)
+        angles = places[:, None] * self._frequencies
         angles = torch.cat((angles, angles), dim=-1)
         tables = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
         for layer in range(spec.num_layers):
@@ -166,7 +171,7 @@ def _additive(mask: Tensor, length: int, dtype: torch.dtype) -> Tensor:
     allowed = (1.0 - mask[:, None, None].to(dtype)) * lowest
     if length == 1:
         return allowed
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    causal = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
     return allowed.expand(-1, -1, length, -1).masked_fill(~causal, lowest)
 
 

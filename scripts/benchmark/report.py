@@ -52,6 +52,12 @@ def stage_table(alone: Mapping[str, Mapping[str, float]]) -> list[str]:
     return lines
 
 
+def reading_line(shares: Mapping[int, float]) -> str:
+    """Say at what share of the memory's speed our decode step reads weights and cache, by rows."""
+    parts = (f"{share:.0%} with {rows}" for rows, share in shares.items())
+    return f"a decode step reads at this share of the memory's speed: {', '.join(parts)} rows"
+
+
 def facts(values: Iterable[tuple[str, object]]) -> list[str]:
     """Write names and values, a line each."""
     return [f"{name.replace('_', ' '):<40}{value}" for name, value in values]

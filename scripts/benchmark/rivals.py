@@ -18,6 +18,7 @@ from scripts.benchmark.static_batches import StaticBatches, timed
 from scripts.benchmark.transformers_rival import TransformersModel, is_installed
 from scripts.benchmark.workload import make_workload
 
+CPU = torch.device("cpu")
 OURS = "captionjob"
 RIVALS = (
     "transformers",
@@ -48,10 +49,18 @@ class Sizes:
 class Field:
     """All entries of one shape and dtype; networks are loaded once, when first asked for."""
 
-    def __init__(self, shape: NetworkShape, work: Path, dtype: torch.dtype, sizes: Sizes) -> None:
+    def __init__(
+        self,
+        shape: NetworkShape,
+        work: Path,
+        dtype: torch.dtype,
+        sizes: Sizes,
+        device: torch.device = CPU,
+    ) -> None:
+        self.device = device
         self._shape, self._work, self._dtype, self._sizes = shape, work, dtype, sizes
         folder = self._folder = write_checkpoint(shape, work)
-        self.ours = load_ours(shape, folder, dtype)
+        self.ours = load_ours(shape, folder, dtype, device)
         self._transformers: TransformersModel | None = None
         self.workers: dict[str, OpenVINO] = {}
         self.skipped: list[str] = []
@@ -65,7 +74,9 @@ class Field:
     def transformers(self) -> TransformersModel:
         """The network as transformers runs it."""
         if self._transformers is None:
-            self._transformers = TransformersModel(self._shape, self._folder, self._dtype)
+            self._transformers = TransformersModel(
+                self._shape, self._folder, self._dtype, self.device
+            )
         return self._transformers
 
     def has_transformers(self, rivals: Sequence[str]) -> bool:
@@ -76,7 +87,12 @@ class Field:
         """Return our entry and those of the rivals named."""
         sizes = self._sizes
         ours = EngineContender(
-            OURS, self.ours, self._dtype, slots=sizes.slots, prefill=sizes.prefill
+            OURS,
+            self.ours,
+            self._dtype,
+            slots=sizes.slots,
+            prefill=sizes.prefill,
+            device=self.device,
         )
         entries = [Entry(OURS, ours, sizes.images, self.dtype_name)]
         makers: dict[str, Callable[[], list[Entry]]] = {
@@ -114,7 +130,7 @@ class Field:
         ]
 
     def _plain(self, rival: str, dtype: torch.dtype) -> list[Entry]:
-        loop = PlainLoop(self._shape, self._folder, dtype)
+        loop = PlainLoop(self._shape, self._folder, dtype, self.device)
         size, name = self._sizes.plain_images, str(dtype).removeprefix("torch.")
         title = f"plain cache loop, {name}, batches of {size}"
         contender = StaticBatches(title, timed(loop.generate), size, runs_to_maximum=True)
@@ -127,7 +143,9 @@ class Field:
         return self._plain("plain-float32", torch.float32)
 
     def _one(self) -> list[Entry]:
-        one = EngineContender("one image at a time", self.ours, self._dtype, slots=1, prefill=1)
+        one = EngineContender(
+            "one image at a time", self.ours, self._dtype, slots=1, prefill=1, device=self.device
+        )
         return [Entry("one", one, self._sizes.one_images, self.dtype_name)]
 
     def _uncached(self) -> list[Entry]:
@@ -135,6 +153,9 @@ class Field:
         return [Entry("uncached", uncached, self._sizes.uncached_images, self.dtype_name)]
 
     def _openvino(self, rival: str) -> list[Entry]:
+        if self.device.type != "cpu":
+            self.skipped.append(f"{rival}: skipped, it runs on a processor")
+            return []
         is_int8 = rival.endswith("int8")
         calibration = make_workload(self._shape, 8, is_skewed=True, seed=1) if is_int8 else None
         try:

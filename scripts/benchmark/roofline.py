@@ -16,7 +16,7 @@ from scripts.benchmark.clock import now
 from scripts.benchmark.shapes import NetworkShape
 from scripts.benchmark.workload import Workload
 
-MATRIX = 2048
+MATRIX, GPU_MATRIX = 2048, 8192
 READ_BYTES = 1 << 29
 NUM_TRIES = 5
 
@@ -29,12 +29,13 @@ class Peaks:
     bytes_read: float
 
     @classmethod
-    def measure(cls, dtype: torch.dtype) -> Peaks:
+    def measure(cls, dtype: torch.dtype, device: torch.device) -> Peaks:
         """Time a large matrix product, and a sum over more memory than any cache holds."""
-        a, b = (torch.randn(MATRIX, MATRIX).to(dtype) for _ in range(2))
-        memory = torch.ones(READ_BYTES // 4)
+        side = MATRIX if device.type == "cpu" else GPU_MATRIX
+        a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        memory = torch.ones(READ_BYTES // 4, device=device)
         return cls(
-            flops=2 * MATRIX**3 / _fastest(lambda: a @ b),
+            flops=2 * side**3 / _fastest(lambda: a @ b),
             bytes_read=READ_BYTES / _fastest(memory.sum),
         )
 

@@ -21,7 +21,9 @@ def is_installed() -> bool:
 class TransformersModel:
     """The network as transformers loads and runs it, shared by contenders."""
 
-    def __init__(self, shape: NetworkShape, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: NetworkShape, folder: Path, dtype: torch.dtype, device: torch.device
+    ) -> None:
         from transformers import SmolVLMForConditionalGeneration
         from transformers.utils import logging
 
@@ -30,7 +32,8 @@ class TransformersModel:
         self.shape = shape
         self.dtype = dtype
         self._model: Any = SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=dtype)
-        self._model.eval()
+        self._model.to(device).eval()
+        self._device = device
 
     @torch.inference_mode()
     def generate(
@@ -38,10 +41,10 @@ class TransformersModel:
     ) -> dict[int, tuple[int, ...]]:
         """Caption one static batch, greedily, until its longest caption has ended."""
         ids, mask = left_padded(batch.requests, EOS_ID)
-        pixels = scaled_pixels(batch.shape, batch.requests)[:, None].to(self.dtype)
+        pixels = self._pixels(batch)
         out = self._model.generate(
-            input_ids=ids,
-            attention_mask=mask,
+            input_ids=ids.to(self._device),
+            attention_mask=mask.to(self._device),
             max_new_tokens=batch.max_new_tokens,
             do_sample=False,
             eos_token_id=EOS_ID,
@@ -58,8 +61,11 @@ class TransformersModel:
     @torch.inference_mode()
     def encode(self, batch: Workload) -> None:
         """Run the vision tower and the projector alone."""
-        pixels = scaled_pixels(batch.shape, batch.requests)[:, None].to(self.dtype)
-        self._model.model.get_image_features(pixels)
+        self._model.model.get_image_features(self._pixels(batch))
+
+    def _pixels(self, batch: Workload) -> torch.Tensor:
+        pixels = scaled_pixels(batch.shape, batch.requests)[:, None]
+        return pixels.to(self._device, self.dtype)
 
 
 class _Watch:
@@ -70,4 +76,4 @@ class _Watch:
 
     def __call__(self, ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         self._on_step()
-        return torch.zeros(len(ids), dtype=torch.bool)
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)

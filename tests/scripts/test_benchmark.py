@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.benchmark import clock
 from scripts.benchmark.checkpoint import load_ours, write_checkpoint
 from scripts.benchmark.contest import Entry, Standing, best_settings, compete, ratio
 from scripts.benchmark.exactness import check_float32, wrong_tokens
 from scripts.benchmark.main import main
-from scripts.benchmark.ours import EngineContender
+from scripts.benchmark.ours import EngineContender, uncached_logits
+from scripts.benchmark.plain_loop import PlainLoop
 from scripts.benchmark.roofline import Peaks, decode_work, prefill_work, vision_work
 from scripts.benchmark.shapes import EOS_ID, SHAPES
 from scripts.benchmark.stages import overhead
@@ -132,11 +134,48 @@ def test_a_step_of_the_engine_alone_is_measured() -> None:
     assert 0 < overhead(256) < 0.1
 
 
+def test_the_clock_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was queued before the clock is read has ended by then."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.synchronize", waited.append)
+    gpu = torch.device("cuda", 1)
+    monkeypatch.setattr(clock, "_device", gpu)
+    assert clock.now() > 0
+    assert waited == [gpu]
+    clock.measure_on(torch.device("cpu"))
+    clock.now()
+    assert len(waited) == 1
+
+
+def test_a_gpu_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback, and nothing measured on something else."""
+    with pytest.raises(SystemExit):
+        main(["--workload", "tiny", "--device", "cuda:99"])
+    assert "--device is cuda:99; torch sees" in capsys.readouterr().err
+
+
+def test_networks_of_rivals_put_all_they_make_on_the_device(tmp_path: Path) -> None:
+    """The meta device stands in for a GPU: it takes no tensor of another one."""
+    shape, meta = SHAPES["tiny-smolvlm"], torch.device("meta")
+    folder = write_checkpoint(shape, tmp_path)
+    workload = make_workload(shape, 2, is_skewed=True).shortened(2)
+    with pytest.raises(NotImplementedError, match="copy out of meta"):  # its tokens, at the end
+        PlainLoop(shape, folder, torch.float32, meta).generate(workload)
+    ours = load_ours(shape, folder, torch.float32, meta)
+    pictures = [request.images for request in workload.requests if request.images is not None]
+    logits = uncached_logits(
+        ours, list(workload.requests[0].prompt_ids), ours.encode_images(pictures)[0]
+    )
+    assert logits.device == meta
+
+
 def test_the_last_line_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A whole run on the tiny shape, as a script would read it."""
     options = "--workload tiny --rivals one,plain --dtype float32 --rounds 1 --images 6 --slots 3"
-    threads = ["--threads", str(torch.get_num_threads())]
+    threads = ["--threads", str(torch.get_num_threads()), "--device", "cpu"]
     assert main([*options.split(), *threads, "--work", str(tmp_path)]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(last["ratios"]["tiny"]) == {"one", "plain"}
+    assert last["tiny"]["tokens_per_second"] > last["tiny"]["images_per_second"]["captionjob"]
+    assert set(last["tiny"]["memory_speed_share"]) == {"1", "8", "32", "64"}
     assert 0 < last["tiny"]["slots_busy"] <= 1
