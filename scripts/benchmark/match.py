@@ -9,13 +9,20 @@ from pathlib import Path
 
 import torch
 
+from pipeline.models.vlm import VisionLanguageModel
 from scripts.benchmark import report, stages
 from scripts.benchmark.contest import Standing, agreement, compete, ratio
 from scripts.benchmark.exactness import wrong_tokens
-from scripts.benchmark.rivals import CPU, Field, Sizes
+from scripts.benchmark.rivals import CPU, OURS, OURS_INT8, Field, Sizes
 from scripts.benchmark.roofline import Peaks, decode_work, least_seconds, vision_work
 from scripts.benchmark.shapes import NetworkShape
 from scripts.benchmark.workload import Workload, make_workload
+
+# Contenders that are compared with each other and not with our network as it is.
+PAIRS = (
+    ("one", "uncached", "cache alone, one against uncached"),
+    (OURS_INT8, "openvino-int8", "8 bit, captionjob-int8 against openvino-int8"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +101,11 @@ def _stages(
         columns = sum(len(r.prompt_ids) for r in batch.requests) / rows + stages.NUM_STEPS / 2
         work = decode_work(shape, rows, columns, plan.dtype)
         least = work.least_seconds(peaks)
-        ours = stages.engine_step(field.ours, batch.requests, plan.dtype, plan.device)
-        reading[rows] = round(work.bytes_read / ours / peaks.bytes_read, 3)
-        step = {"captionjob": ours}
+        step = {
+            name: stages.engine_step(model, batch.requests, plan.dtype, plan.device)
+            for name, model in _ours(field).items()
+        }
+        reading[rows] = round(work.bytes_read / step[OURS] / peaks.bytes_read, 3)
         if field.has_transformers(plan.rivals):
             step["transformers"] = stages.transformers_step(field.transformers, batch)
         for rival, worker in field.workers.items():
@@ -105,7 +114,10 @@ def _stages(
     for images in plan.vision_images:
         batch = steady.pick(range(images))
         least = vision_work(shape, images, plan.dtype).least_seconds(peaks)
-        seen = {"captionjob": stages.vision(partial(stages.encode_ours, field.ours, batch))}
+        seen = {
+            name: stages.vision(partial(stages.encode_ours, model, batch))
+            for name, model in _ours(field).items()
+        }
         if field.has_transformers(plan.rivals):
             seen["transformers"] = stages.vision(partial(field.transformers.encode, batch))
         for rival, worker in field.workers.items():
@@ -116,6 +128,12 @@ def _stages(
         for stage, times in alone.items()
     }
     return milliseconds, reading
+
+
+def _ours(field: Field) -> dict[str, VisionLanguageModel]:
+    """Return our networks by the names of their columns."""
+    eight = {} if field.ours_int8 is None else {OURS_INT8: field.ours_int8}
+    return {OURS: field.ours, **eight}
 
 
 def _result(
@@ -143,8 +161,7 @@ def _result(
     }
     ratios = {s.entry.rival: round(ratio(ours, s), 2) for s in standings[1:]}
     rates = {s.entry.rival: s for s in standings}
-    if {"one", "uncached"} <= rates.keys():
-        ratios["cache alone, one against uncached"] = round(
-            ratio(rates["one"], rates["uncached"]), 2
-        )
+    for faster, slower, name in PAIRS:
+        if {faster, slower} <= rates.keys():
+            ratios[name] = round(ratio(rates[faster], rates[slower]), 2)
     return Result(values, ratios, wrong)

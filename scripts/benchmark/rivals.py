@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+from pipeline.models.int8 import what_is_missing
+from pipeline.models.quantising import quantise, vision_towers
+from pipeline.models.vlm import VisionLanguageModel
 from scripts.benchmark.checkpoint import load_ours, write_checkpoint
 from scripts.benchmark.contest import Entry
 from scripts.benchmark.openvino_rival import NotAvailable, OpenVINO
@@ -16,10 +19,11 @@ from scripts.benchmark.plain_loop import PlainLoop
 from scripts.benchmark.shapes import NetworkShape
 from scripts.benchmark.static_batches import StaticBatches, timed
 from scripts.benchmark.transformers_rival import TransformersModel, is_installed
-from scripts.benchmark.workload import make_workload
+from scripts.benchmark.workload import Workload, make_workload
 
 CPU = torch.device("cpu")
 OURS = "captionjob"
+OURS_INT8 = "captionjob-int8"
 RIVALS = (
     "transformers",
     "sorted",
@@ -27,6 +31,7 @@ RIVALS = (
     "plain-float32",
     "one",
     "uncached",
+    OURS_INT8,
     "openvino",
     "openvino-int8",
 )
@@ -62,6 +67,7 @@ class Field:
         folder = self._folder = write_checkpoint(shape, work)
         self.ours = load_ours(shape, folder, dtype, device)
         self._transformers: TransformersModel | None = None
+        self.ours_int8: VisionLanguageModel | None = None
         self.workers: dict[str, OpenVINO] = {}
         self.skipped: list[str] = []
 
@@ -102,6 +108,7 @@ class Field:
             "plain-float32": self._plain_float32,
             "one": self._one,
             "uncached": self._uncached,
+            OURS_INT8: self._ours_int8,
             "openvino": lambda: self._openvino("openvino"),
             "openvino-int8": lambda: self._openvino("openvino-int8"),
         }
@@ -152,12 +159,33 @@ class Field:
         uncached = UncachedContender("one at a time, without a cache", self.ours)
         return [Entry("uncached", uncached, self._sizes.uncached_images, self.dtype_name)]
 
+    def _ours_int8(self) -> list[Entry]:
+        missing = "of processors only"
+        if self.device.type == "cpu":
+            missing = what_is_missing(self._dtype) or ""
+        if missing:
+            self.skipped.append(f"{OURS_INT8}: skipped, {missing}")
+            return []
+        model = self.ours_int8 = load_ours(self._shape, self._folder, self._dtype)
+        seen = [one.images for one in self._calibration.requests if one.images is not None]
+        quantise(vision_towers(model), lambda: model.encode_images(seen))
+        sizes = self._sizes
+        contender = EngineContender(
+            "captionjob, 8 bit", model, self._dtype, slots=sizes.slots, prefill=sizes.prefill
+        )
+        return [Entry(OURS_INT8, contender, sizes.images, "int8")]
+
+    @property
+    def _calibration(self) -> Workload:
+        """Pictures by which 8-bit forms are made."""
+        return make_workload(self._shape, 8, is_skewed=True, seed=1)
+
     def _openvino(self, rival: str) -> list[Entry]:
         if self.device.type != "cpu":
             self.skipped.append(f"{rival}: skipped, it runs on a processor")
             return []
         is_int8 = rival.endswith("int8")
-        calibration = make_workload(self._shape, 8, is_skewed=True, seed=1) if is_int8 else None
+        calibration = self._calibration if is_int8 else None
         try:
             worker = OpenVINO(
                 self._shape, self._folder, self._dtype, self._work, calibration=calibration
