@@ -3,6 +3,7 @@
     scripts/parity           nanoVLM's reference cases, and tiny random checkpoints of each family
     scripts/parity --full    also full-size random SmolVLM-256M and nanoVLM-222M shapes, a mixed
                              batch of 32 in float32, bfloat16's error, and the memory of loading
+    scripts/parity --int8    how far `--quantize int8` is off, and nothing else
 
 The checkers are transformers, and for nanoVLM tokens that its own code made; the full-size
 nanoVLM is checked against transformers' SigLIP and Llama with the same weights. Each line says
@@ -40,6 +41,7 @@ from pipeline.models.vlm import VisionLanguageModel
 from pipeline.processors.idefics3 import Idefics3Processor
 from pipeline.processors.llava import LlavaProcessor
 from pipeline.records import ImageFacts, ImageInputs, Request, SampleRef
+from scripts.agreement import agreement
 from tests.models import test_idefics3, test_llava, test_nanovlm
 from tests.models.checkpoints import (
     QUESTIONS,
@@ -427,11 +429,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="also full-size random networks")
     parser.add_argument("--tokens", type=int, default=8, help="new tokens of the full-size ones")
+    parser.add_argument("--int8", action="store_true", help="how far 8 bits are off")
     options = parser.parse_args()
     report = Report()
     started = time.perf_counter()
     checks: list[Callable[[Report], None]] = [references, tiny_checkpoints]
-    if options.full:
+    if options.int8:
+        checks = [lambda each: agreement(each.check)]
+    elif options.full:
         checks.append(lambda each: smolvlm(each, options.tokens))
         checks.append(lambda each: nanovlm(each, options.tokens))
     for check in checks:

@@ -76,7 +76,7 @@ class NativeSource:
         assert isinstance(model, nn.Module), "every native network is one"
         towers = vision_towers(model)
         inputs = calibration_inputs(self.processor, towers[0].spec.image_size) if towers else []
-        done = quantise(towers, lambda: model.encode_images(inputs))
+        done = quantise(model, lambda: model.encode_images(inputs))
         if not done.error <= MAX_ERROR:  # nor where it is no number
             raise CheckpointError(
                 f"--quantize int8 does not suit --model {self.name!r}: image features of example "

@@ -27,6 +27,7 @@ from pipeline.models.attention import (
     rope_tables,
     rotated,
 )
+from pipeline.models.int8 import Int8Rows
 from pipeline.models.linear import (
     GatedLinear,
     LaysOut,
@@ -128,6 +129,7 @@ class LlamaDecoder(nn.Module, LaysOut):
     """Token embedding, blocks, final norm and head; the head is the embedding where tied."""
 
     _tied_head: Tensor | None = None
+    _int8_head: Int8Rows | None = None
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -142,8 +144,24 @@ class LlamaDecoder(nn.Module, LaysOut):
     def lay_out(self) -> None:
         """Keep a second copy of a tied embedding: rows to look up, and blocks to multiply by."""
         weight = self.embedding.weight
-        if self.spec.is_head_tied and self._tied_head is None and can_lay_out(weight):
+        is_laid_out = self._tied_head is not None or self._int8_head is not None
+        if self.spec.is_head_tied and not is_laid_out and can_lay_out(weight):
             self._tied_head = blocked(weight)
+
+    def become_int8(self) -> list[int]:
+        """Bring the matrices of blocks and head to 8 bits; returns how many numbers each has.
+
+        The embedding stays as it is.
+        """
+        sizes = []
+        for module in self.modules():
+            if isinstance(module, Linear | GatedLinear):
+                sizes.append(module.weight.numel())
+                module.become_int8(Int8Rows(module.weight))
+        if self.spec.is_head_tied:
+            sizes.append(self.embedding.weight.numel())
+            self._int8_head = Int8Rows(self.embedding.weight)
+        return sizes
 
     def _frequencies_like(self, weight: Tensor) -> Tensor:
         # Not a buffer: `.to(bfloat16)` would round it, and building on the meta device lose it.
@@ -183,6 +201,8 @@ class LlamaDecoder(nn.Module, LaysOut):
         if not self.spec.is_head_tied:
             scores: Tensor = self.head(hidden)
             return scores
+        if self._int8_head is not None:
+            return self._int8_head(hidden)
         if self._tied_head is not None:
             return blocked_linear(hidden, self._tied_head, None)
         return F.linear(hidden, self.embedding.weight)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.models.int8 import Int8Matrix
+from pipeline.models.int8 import Int8Matrix, Int8Rows
 
 _LAID_OUT = (torch.bfloat16, torch.float32)
 
@@ -60,7 +60,7 @@ class Linear(nn.Linear, LaysOut):
     """A matrix and bias; inputs are `[..., inputs]`, results `[..., outputs]`."""
 
     _blocked: Tensor | None = None
-    _int8: Int8Matrix | None = None
+    _int8: Int8Matrix | Int8Rows | None = None
 
     def lay_out(self) -> None:
         """Keep the blocked weight alone: `weight` is empty from now on."""
@@ -68,7 +68,7 @@ class Linear(nn.Linear, LaysOut):
             self._blocked = blocked(self.weight)
             self.weight = _emptied(self.weight)
 
-    def become_int8(self, matrix: Int8Matrix) -> None:
+    def become_int8(self, matrix: Int8Matrix | Int8Rows) -> None:
         """Multiply by this matrix, whose bias counts too: `weight` is empty from now on."""
         self._int8 = matrix
         self.register_parameter("bias", None)
@@ -84,9 +84,9 @@ class Linear(nn.Linear, LaysOut):
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """Return `activation(W x + b)`; names are those of `ACTIVATIONS`."""
-        if self._int8 is not None:
+        if isinstance(self._int8, Int8Matrix):
             return self._int8(x, activation)
-        if self._blocked is None or activation not in _FUSED:
+        if self._blocked is None or activation not in _FUSED:  # as in 8 bits with rows' own steps
             return ACTIVATIONS[activation](self(x))
         return blocked_linear(x, self._blocked, self.bias, *_FUSED[activation])
 
@@ -105,6 +105,7 @@ class GatedLinear(nn.Linear, LaysOut):
 
     _gate: Tensor | None = None
     _up: Tensor | None = None
+    _int8: Int8Rows | None = None
 
     def __init__(self, inputs: int, width: int) -> None:
         """Give a result of `width`, from twice as many rows without a bias."""
@@ -117,8 +118,15 @@ class GatedLinear(nn.Linear, LaysOut):
             self._gate, self._up = blocked(gate), blocked(up)
             self.weight = _emptied(self.weight)
 
+    def become_int8(self, matrix: Int8Rows) -> None:
+        """Multiply by this matrix: `weight` is empty from now on."""
+        self._int8 = matrix
+        self.weight = _emptied(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return `silu(gate x) * (up x)`."""
+        if self._int8 is not None:
+            return self._int8.gated(x)
         if self._gate is None or self._up is None:
             gate, up = F.linear(x, self.weight).chunk(2, dim=-1)
             gated: Tensor = F.silu(gate) * up

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pipeline.models.int8 import what_is_missing
-from pipeline.models.quantising import quantise, vision_towers
+from pipeline.models.quantising import quantise
 from pipeline.models.vlm import VisionLanguageModel
 from scripts.benchmark.checkpoint import load_ours, write_checkpoint
 from scripts.benchmark.contest import Entry
@@ -168,7 +168,7 @@ class Field:
             return []
         model = self.ours_int8 = load_ours(self._shape, self._folder, self._dtype)
         seen = [one.images for one in self._calibration.requests if one.images is not None]
-        quantise(vision_towers(model), lambda: model.encode_images(seen))
+        quantise(model, lambda: model.encode_images(seen))
         sizes = self._sizes
         contender = EngineContender(
             "captionjob, 8 bit", model, self._dtype, slots=sizes.slots, prefill=sizes.prefill
