@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.models.int8 import what_is_missing
 from scripts.benchmark import clock
 from scripts.benchmark.checkpoint import load_ours, write_checkpoint
 from scripts.benchmark.contest import Entry, Standing, best_settings, compete, ratio
 from scripts.benchmark.exactness import check_float32, wrong_tokens
 from scripts.benchmark.main import main
+from scripts.benchmark.match import PAIRS
 from scripts.benchmark.ours import EngineContender, uncached_logits
 from scripts.benchmark.plain_loop import PlainLoop
+from scripts.benchmark.rivals import RIVALS as ALL_RIVALS
 from scripts.benchmark.roofline import Peaks, decode_work, prefill_work, vision_work
 from scripts.benchmark.shapes import EOS_ID, SHAPES
 from scripts.benchmark.stages import overhead
@@ -167,6 +170,27 @@ def test_networks_of_rivals_put_all_they_make_on_the_device(tmp_path: Path) -> N
         ours, list(workload.requests[0].prompt_ids), ours.encode_images(pictures)[0]
     )
     assert logits.device == meta
+
+
+def test_our_8_bit_form_plays_beside_the_plain_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has captions of its own, which are no mistake, and a column of its own."""
+    if what_is_missing(torch.float32):
+        pytest.skip("no fast 8-bit products here")
+    options = "--workload tiny --rivals captionjob-int8 --dtype float32 --rounds 1 --images 6"
+    threads = ["--threads", str(torch.get_num_threads()), "--device", "cpu"]
+    assert main([*options.split(), *threads, "--work", str(tmp_path)]) == 0
+    values = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "captionjob, 8 bit" in values["tiny"]["images_per_second"]
+    assert values["ratios"]["tiny"].keys() == {"captionjob-int8"}
+    for times in values["tiny"]["milliseconds"].values():
+        assert times.keys() == {"captionjob", "captionjob-int8", "roofline"}
+
+
+def test_the_two_8_bit_forms_are_compared_with_each_other() -> None:
+    assert ("captionjob-int8", "openvino-int8") in {(ours, theirs) for ours, theirs, _ in PAIRS}
+    assert {"captionjob-int8", "openvino-int8"} <= set(ALL_RIVALS)
 
 
 def test_the_last_line_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
