@@ -171,7 +171,11 @@ class Row:
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What the network has done so far; every number only grows, seconds are wall time."""
+    """What the network has done so far; every number only grows, seconds are wall time.
+
+    A token that a sequence ran past its end (`pipeline.engine.in_flight`) is no new token, and its
+    slot was not busy; the step counts. Seconds of vision, prefill and decode are the device's.
+    """
 
     prompt_tokens: int = 0
     padding_tokens: int = 0

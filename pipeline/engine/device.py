@@ -175,6 +175,13 @@ def upload(host: Tensor, place: torch.device) -> Tensor:
     return host.to(place)
 
 
+def refill(buffer: Tensor, host: Tensor) -> None:
+    """Copy a host tensor into the first rows of one on a device, as `upload` does."""
+    if buffer.device.type == "cuda":
+        host = host.pin_memory()
+    buffer[: len(host)].copy_(host, non_blocking=True)
+
+
 def _pinned_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 

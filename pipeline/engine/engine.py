@@ -44,7 +44,10 @@ class EngineShape:
 
 
 class Engine:
-    """Owns the loop; `Scheduler` owns slots, `KVCache` owns tensors, `Sequence` its own life."""
+    """Owns the loop; `Scheduler` owns slots, `KVCache` owns tensors, `Sequence` its own life.
+
+    `Prompts` and a `Decoder` call the network, `Device` says when what it answers is there.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,6 @@ class Engine:
         notices: list[str] | None = None,
         device: Device | None = None,
     ) -> None:
-        self._model = model
         self._shape = shape
         self._sampling = sampling
         self._rules = rules

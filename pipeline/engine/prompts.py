@@ -109,12 +109,13 @@ class Prompts:
 
     def _choose(self, logits: Tensor, admitted: Admission) -> Callable[[], Chosen]:
         sequences, place = admitted.sequences, self._cache.device
-        num_kept = self._sampler.num_kept
-        before = said_so_far([s.token_ids for s in sequences], num_kept) if num_kept else None
+        before = places = None
+        if num_kept := self._sampler.num_kept:
+            before = said_so_far([s.token_ids for s in sequences], num_kept)
+            places = upload(torch.tensor([len(s.token_ids) for s in sequences]), place)
         draws = self._sampler.draws(sequences, before).uploaded(place)
         ids, logprobs = self._sampler.select(logits, draws)
         read = self._device.fetch(ids, logprobs)
-        places = torch.tensor([len(sequence.token_ids) for sequence in sequences])
-        slots = torch.tensor(admitted.slots)
-        self._said.start(upload(slots, place), ids, draws.said, upload(places, place))
+        slots = upload(torch.tensor(admitted.slots), place)
+        self._said.start(slots, ids, draws.said, places)
         return read

@@ -24,14 +24,16 @@ class Said:
             self.every = torch.full_like(self.last, NOTHING)[:, None].repeat(1, num_kept)
         self._rows = torch.arange(num_slots, device=device)
 
-    def start(self, slots: Tensor, ids: Tensor, before: Tensor | None, places: Tensor) -> None:
+    def start(
+        self, slots: Tensor, ids: Tensor, before: Tensor | None, places: Tensor | None
+    ) -> None:
         """Note the ids `[B]` that a prefill chose for slots `[B]`.
 
         `before` `[B, M]` are the ids of captions that were begun already, and `places` `[B]`
-        where they go on.
+        where they go on; None where nobody looks at them.
         """
         self.last.index_copy_(0, slots, ids)
-        if self.every is not None and before is not None:
+        if self.every is not None and before is not None and places is not None:
             self.every.index_copy_(0, slots, before.scatter(1, places[:, None], ids[:, None]))
 
     def go_on(self, ids: Tensor, places: Tensor | None) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pipeline.engine.cache import KVCache
 from pipeline.engine.decoding import places_of, rounded_rows
-from pipeline.engine.device import Device, upload
+from pipeline.engine.device import Device, refill
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.engine.said import Said
 from pipeline.engine.sampling import Draws, Sampler, widened_dtype
@@ -114,7 +114,7 @@ class StaticDecoder:
         if not self._graphs:
             return False
         self._notices.append(
-            f"out of memory with {len(self._graphs)} captured decode steps: "
+            f"out of memory while captured decode steps ({len(self._graphs)}) take some: "
             "from now on none is captured"
         )
         self._stop_capturing()
@@ -127,17 +127,14 @@ class StaticDecoder:
     def _fill(self, live: Rows[Sequence], lengths: list[int]) -> None:
         """Bring over what the host knows of a step's rows; none beyond the live ones counts."""
         draws = self._sampler.draws(live)
-        host = [(self._lengths, torch.tensor(lengths))]
+        refill(self._lengths, torch.tensor(lengths))
         if draws.uniforms is not None:
-            host.append((self._uniforms, draws.uniforms))
+            refill(self._uniforms, draws.uniforms)
         if self._sampler.holds_back:
-            short = draws.is_short
-            none = torch.zeros(len(live), dtype=torch.bool)
-            host.append((self._is_short, none if short is None else short))
+            nobody = torch.zeros(len(live), dtype=torch.bool)
+            refill(self._is_short, nobody if draws.is_short is None else draws.is_short)
         if self._sampler.num_kept:
-            host.append((self._places, places_of(live, self._sampler.num_kept)))
-        for buffer, values in host:
-            buffer[: len(values)].copy_(upload(values, self._device.place))
+            refill(self._places, places_of(live, self._sampler.num_kept))
 
     def _run(self, shape: Shape) -> None:
         if shape not in self._graphs and shape in self._seen and self._is_capturing:

@@ -218,3 +218,26 @@ def test_copies_to_a_gpu_go_through_pinned_memory(monkeypatch: pytest.MonkeyPatc
     cuda = torch.device("cuda", 0)
     device_module.upload(torch.zeros(1), cuda)
     assert calls == ["pinned", ((cuda,), {"non_blocking": True})]
+
+
+class Buffer:
+    """A tensor on a GPU, as far as it is filled."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def __getitem__(self, rows: slice) -> Buffer:
+        self.calls.append(rows)
+        return self
+
+    def copy_(self, host: object, *, non_blocking: bool) -> None:
+        self.calls += [host, non_blocking]
+
+
+def test_buffers_are_filled_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self.tolist())  # a mark
+    buffer = Buffer()
+    device_module.refill(buffer, torch.tensor([3, 4]))  # type: ignore[arg-type]
+    assert buffer.calls == [slice(None, 2), [3, 4], True]

@@ -19,6 +19,7 @@ from pipeline.engine.said import Said
 from pipeline.engine.sampling import Draws, Sampler
 from pipeline.engine.sequence import Sequence
 from pipeline.engine.static_decoding import StaticDecoder, StaticDecodeView, graph_rows
+from pipeline.engine.stopping import StopRules
 from pipeline.records import Request
 from tests.engine import laws
 from tests.engine.laws import (
@@ -92,6 +93,23 @@ def test_captions_and_counts_are_those_of_an_engine_that_waits(
     for count in ("new_tokens", "prompt_tokens", "busy_slot_steps"):
         assert getattr(late.counters, count) == getattr(waiting.counters, count)
     assert late.counters.total_slot_steps == 6 * late.counters.decode_steps
+
+
+@pytest.mark.parametrize("way", list(WAYS)[1:])
+def test_stop_texts_and_repetition_end_a_caption_where_they_do_at_once(way: str) -> None:
+    """The host finds them, late; what was run since is thrown away."""
+    rules = StopRules(frozenset({10}), 30, 2, lambda ids: list(ids[-2:]) == [39, 39])
+    settings = Settings(slots=5, max_new_tokens=30)
+    texts = [[20 + i % 3] * 3 if i % 2 else [1 + i, 2] for i in range(12)]
+    requests = [make_request(i, text) for i, text in enumerate(texts)]
+    found = []
+    for device in (WAYS["at once"], WAYS[way]):
+        engine = make_engine(replace(settings, device=device))
+        engine._rules = rules
+        found.append(answers(run(engine, requests)))
+    assert found[0] == found[1]
+    reasons = {reason for _, _, reason in found[0].values()}
+    assert reasons == {"stop", "repetition", "eos", "length"}, "the example has lost a reason"
 
 
 def test_steps_are_captured_once_a_shape_and_replayed() -> None:
@@ -229,7 +247,7 @@ def test_a_capture_that_does_not_fit_gives_all_up() -> None:
     found = answers(run(engine, REQUESTS))
     assert found == answers(run(make_engine(Settings(slots=4)), REQUESTS))
     assert engine.notices == [
-        "out of memory with 1 captured decode steps: from now on none is captured"
+        "out of memory while captured decode steps (1) take some: from now on none is captured"
     ]
 
 
@@ -255,7 +273,7 @@ def test_captured_steps_are_given_up_before_sequences_are(
     found = answers(run(engine, REQUESTS))
     assert found == answers(run(make_engine(Settings(slots=4)), REQUESTS))
     (notice,) = engine.notices
-    assert "captured decode steps: from now on none is captured" in notice
+    assert notice.endswith("take some: from now on none is captured")
     assert engine._scheduler.max_live == 4
 
 
