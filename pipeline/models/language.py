@@ -75,7 +75,7 @@ class RMSNorm(nn.Module):
             return fused
         wide = torch.promote_types(x.dtype, torch.float32)
         if wide == x.dtype or x.device.type == "cuda":
-            # On a GPU one kernel, in float32 inside, where what follows would be seven.
+            # One kernel of a GPU, in float32 inside; what follows would be eight.
             return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
         norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
         scale = norms.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_()
