@@ -51,16 +51,21 @@ class Library:
     gate_rows: dict[torch.dtype, Part]
 
     def run(self, part: Part, job: Structure, num_threads: int) -> None:
-        """Let this many of torch's threads work at a job, and wait for its end.
+        """Let this many of torch's threads work at a job, and wait for its end."""
+        run(part, job, num_threads)
 
-        A job counts the pieces that were taken, so it is used once; threads that find none left
-        return at once.
-        """
-        team = _team()
-        if team is None or num_threads == 1:
-            ctypes.CFUNCTYPE(None, c_void_p)(part)(ctypes.addressof(job))
-        else:
-            team(part, ctypes.addressof(job), num_threads, 0)
+
+def run(part: Part, job: Structure, num_threads: int) -> None:
+    """Let this many of torch's threads work at a job, and wait for its end.
+
+    A job counts the pieces that were taken, so it is used once; threads that find none left
+    return at once.
+    """
+    team = _team()
+    if team is None or num_threads == 1:
+        ctypes.CFUNCTYPE(None, c_void_p)(part)(ctypes.addressof(job))
+    else:
+        team(part, ctypes.addressof(job), num_threads, 0)
 
 
 @cache

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.kernels.attention import attend_to_all
 from pipeline.models.linear import Linear
 
 
@@ -84,6 +85,9 @@ class VisionBlock(nn.Module):
     def _attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
         num_images, num_patches, width = x.shape
         heads = self.qkv(x).view(num_images, num_patches, 3, self.num_heads, -1)
+        fused = attend_to_all(heads, mask)
+        if fused is not None:
+            return fused
         queries, keys, values = heads.permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         return mixed.transpose(1, 2).reshape(num_images, num_patches, width)
