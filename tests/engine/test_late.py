@@ -20,6 +20,8 @@ from pipeline.engine.sampling import Draws, Sampler
 from pipeline.engine.sequence import Sequence
 from pipeline.engine.static_decoding import StaticDecoder, StaticDecodeView, graph_rows
 from pipeline.engine.stopping import StopRules
+from pipeline.models.attention import RopeScaling
+from pipeline.models.tiny import TINY_SPEC, TinyModel
 from pipeline.records import Request
 from tests.engine import laws
 from tests.engine.laws import (
@@ -117,6 +119,19 @@ def test_steps_are_captured_once_a_shape_and_replayed() -> None:
     run(make_engine(Settings(slots=4, device=lambda: device)), REQUESTS)
     assert 1 <= device.num_captured <= 3  # shapes of 1, 2 and 4 rows, as long as one block
     assert device.num_replayed > 10
+
+
+def test_a_captured_step_scales_positions_by_its_rows_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nanoVLM's positions beyond the limit are scaled by how long each row is by now."""
+    spec = replace(TINY_SPEC, max_positions=8, rope_scaling=RopeScaling("overflow"))
+    monkeypatch.setattr(laws, "MODEL", TinyModel(spec).double().eval())
+    waiting = answers(run(make_engine(Settings(slots=4)), REQUESTS))
+    captured = answers(run(make_engine(Settings(slots=4, device=TAPED)), REQUESTS))
+    assert captured == waiting
+    monkeypatch.setattr(laws, "MODEL", MODEL)
+    assert waiting != answers(run(make_engine(Settings(slots=4)), REQUESTS))
 
 
 @pytest.mark.parametrize("way", ["late by 1", "late by 2", "captured, late by 2"])
