@@ -10,16 +10,13 @@ own image alone, in an order that neither the batch nor the number of threads ch
 
 from __future__ import annotations
 
-import ctypes
-import sysconfig
 from ctypes import Structure, c_int64, c_void_p
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pipeline.kernels.library import Part, run
+from pipeline.kernels.library import Part, part_of_tiles, run
 
 # Must be what attention.c has under these names; the entry's number grows with every change.
 _ENTRY = "captionjob_whole_attention_1"
@@ -58,14 +55,7 @@ class _WholeAttention(Structure):
 @cache
 def found() -> Part | None:
     """Return the kernel; None where it was not built, or the processor has no tiles."""
-    path = Path(__file__).with_name(f"_attention{sysconfig.get_config_var('EXT_SUFFIX')}")
-    try:
-        entry = getattr(ctypes.CDLL(str(path)), _ENTRY)
-    except (OSError, AttributeError):
-        return None
-    entry.argtypes, entry.restype = [], c_void_p
-    part: Part | None = entry()
-    return part
+    return part_of_tiles("_attention", _ENTRY)
 
 
 def attend_to_all(heads: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -77,13 +77,10 @@ def found() -> Library | None:
 @cache
 def of_kind(kind: int) -> Library | None:
     """Return the kernels at a place of the library's list, the best one for -1."""
-    path = Path(__file__).with_name(f"_decode{sysconfig.get_config_var('EXT_SUFFIX')}")
-    try:
-        entry = getattr(ctypes.CDLL(str(path)), _ENTRY)
-    except (OSError, AttributeError):
+    address = entry("_decode", _ENTRY)
+    if address is None:
         return None
-    entry.argtypes, entry.restype = [c_int64], POINTER(_Functions)
-    functions = entry(kind)
+    functions = ctypes.CFUNCTYPE(POINTER(_Functions), c_int64)(address)(kind)
     if not functions:
         return None
     these = functions.contents
@@ -91,6 +88,24 @@ def of_kind(kind: int) -> Library | None:
         dict(zip(_DTYPES, getattr(these, name), strict=True)) for name, _ in _Functions._fields_[2:]
     )
     return Library(these.kind.decode(), these.lanes, *by_dtype)
+
+
+def part_of_tiles(module: str, name: str) -> Part | None:
+    """Ask an entry for its kernel; None where it was not built, or the processor has no tiles."""
+    address = entry(module, name)
+    if address is None:
+        return None
+    part: Part | None = ctypes.CFUNCTYPE(c_void_p)(address)()
+    return part
+
+
+def entry(module: str, name: str) -> int | None:
+    """Return the address of a function of a compiled module; None where it was not built."""
+    path = Path(__file__).with_name(f"{module}{sysconfig.get_config_var('EXT_SUFFIX')}")
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(str(path)), name), c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 @cache

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.kernels.decode import rms_norm
+from pipeline.kernels.linear import PackedMatrix, can_pack
+from pipeline.kernels.pages import LargePages
 from pipeline.models.attention import (
     KeyValues,
     RopeScaling,
@@ -130,6 +132,7 @@ class LlamaDecoder(nn.Module, LaysOut):
     """Token embedding, blocks, final norm and head; the head is the embedding where tied."""
 
     _tied_head: Tensor | None = None
+    _packed_head: PackedMatrix | None = None
     _int8_head: Int8Rows | None = None
 
     def __init__(self, spec: DecoderSpec) -> None:
@@ -143,10 +146,18 @@ class LlamaDecoder(nn.Module, LaysOut):
         self._frequencies: Tensor | None = None
 
     def lay_out(self) -> None:
-        """Keep a second copy of a tied embedding: rows to look up, and blocks to multiply by."""
+        """Pack matrices; keep a second copy of a tied embedding, which is looked up, too."""
+        room = LargePages()
+        for module in self.modules():
+            if isinstance(module, Linear | GatedLinear):
+                module.pack(room)
         weight = self.embedding.weight
-        is_laid_out = self._tied_head is not None or self._int8_head is not None
-        if self.spec.is_head_tied and not is_laid_out and can_lay_out(weight):
+        heads = (self._packed_head, self._tied_head, self._int8_head)
+        if not self.spec.is_head_tied or any(head is not None for head in heads):
+            return
+        if can_pack(weight):
+            self._packed_head = PackedMatrix(weight, room)
+        elif can_lay_out(weight):
             self._tied_head = blocked(weight)
 
     def become_int8(self) -> list[int]:
@@ -204,6 +215,8 @@ class LlamaDecoder(nn.Module, LaysOut):
             return scores
         if self._int8_head is not None:
             return self._int8_head(hidden)
+        if self._packed_head is not None:
+            return self._packed_head(hidden)
         if self._tied_head is not None:
             return blocked_linear(hidden, self._tied_head, None)
         return F.linear(hidden, self.embedding.weight)
