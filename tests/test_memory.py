@@ -127,6 +127,10 @@ print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
+def glibc() -> bool:
+    return sys.platform == "linux" and bool(platform.libc_ver()[0])
+
+
 def peak_mb(*arguments: str, cwd: Path) -> float:
     """Run `captionjob` and return the most memory that it had, in MB.
 
@@ -157,6 +161,26 @@ def test_freed_memory_is_given_back_where_the_c_library_can() -> None:
     )
     assert done.stdout.strip() in ("True", "False")
     assert callable(give_back_freed_memory)
+
+
+@pytest.mark.skipif(not glibc(), reason="another C library")
+def test_what_is_free_now_can_be_given_back() -> None:
+    code = """
+from pathlib import Path
+from pipeline.freed_memory import trim
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+kept, freed = [], [bytearray(b"x" * 60_000) for _ in range(2000)]
+kept.append(bytearray(b"x" * 60_000))  # above the others, so that the heap does not shrink alone
+before = resident()
+freed.clear()
+trim()
+print(before - resident())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) > 80 * MB
 
 
 # --- bombs ---

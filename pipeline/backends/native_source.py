@@ -17,6 +17,7 @@ from pipeline.backends.placement import Placement
 from pipeline.backends.threads import choose_threads, is_small_network
 from pipeline.captioner import Ready, SamplingSettings, SpeedSettings
 from pipeline.errors import CheckpointError
+from pipeline.freed_memory import trim
 from pipeline.models.quantising import quantise, vision_towers
 from pipeline.models.vlm import CaptionModel
 from pipeline.processors.processor import Processor
@@ -77,6 +78,7 @@ class NativeSource:
         towers = vision_towers(model)
         inputs = calibration_inputs(self.processor, towers[0].spec.image_size) if towers else []
         done = quantise(model, lambda: model.encode_images(inputs))
+        trim()  # plain weights, and the photographs' activations, which are more
         if not done.error <= MAX_ERROR:  # nor where it is no number
             raise CheckpointError(
                 f"--quantize int8 does not suit --model {self.name!r}: image features of example "

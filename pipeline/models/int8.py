@@ -33,6 +33,7 @@ FUSED = {
     "silu": ("swish", ""),
     "relu": ("relu", ""),
 }
+ROWS_AT_ONCE = 4096  # of a weight: bounds the memory of loading
 MAX_TIMES = 4  # as slow as plain products: only kernels made for no processor at all are
 
 
@@ -171,9 +172,13 @@ class Int8Rows:
 
 def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return a scale a row, float32 `[O]`, and the weight `[O, C]` rounded to int8."""
-    wide = weight.detach().float()
-    scales = wide.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / MOST
-    values = (wide / scales[:, None]).round_().clamp_(-MOST, MOST).to(torch.int8)
+    scales = torch.empty(len(weight))
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    for start in range(0, len(weight), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        wide = weight[rows].detach().float()
+        scales[rows] = wide.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / MOST
+        values[rows] = (wide / scales[rows, None]).round_().clamp_(-MOST, MOST)
     return scales, values
 
 

@@ -55,7 +55,8 @@ class Seen:
         self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
         # The rows with the largest numbers must be among those that a step is chosen by.
         peaks = sizes.amax(dim=1).topk(min(NUM_ROWS // 4, len(flat))).indices
-        self.rows += [flat[peaks], flat[:: -(-len(flat) // (NUM_ROWS - NUM_ROWS // 4))]]
+        some = flat[:: -(-len(flat) // (NUM_ROWS - NUM_ROWS // 4))]
+        self.rows += [flat[peaks], some.clone()]  # a slice would keep all of the batch
 
 
 @dataclass(frozen=True, slots=True)

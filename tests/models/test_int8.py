@@ -14,7 +14,7 @@ from pipeline.kernels.rounding import round_rows
 from pipeline.models import int8
 from pipeline.models.int8 import Grid, Int8Matrix, Int8Rows, rounded_rows, what_is_missing
 from pipeline.models.linear import ACTIVATIONS, lay_out
-from pipeline.models.quantising import CLIPS, Quantised, _best, coarse, quantise
+from pipeline.models.quantising import CLIPS, Quantised, Seen, _best, coarse, quantise
 from pipeline.models.tiny import TINY_SPEC, TinyModel
 from pipeline.models.vision import VisionBlock, VisionSpec, VisionTransformer
 
@@ -223,6 +223,18 @@ def test_a_pictures_features_are_the_same_alone_and_among_others(dtype: torch.dt
             assert float((alone - among[place]).norm() / alone.norm()) < 1e-3
         else:
             assert torch.equal(alone, among[place])
+
+
+def test_what_is_seen_of_a_batch_does_not_keep_the_batch() -> None:
+    """A slice of a batch's rows would: of a whole tower that is gigabytes."""
+    seen = Seen(torch.zeros(16))
+    x = drawn(4096, 16)
+    x[77, 3] = 50.0
+    seen.add(x)
+    assert sum(len(rows) for rows in seen.rows) <= 33
+    assert sum(rows.untyped_storage().nbytes() for rows in seen.rows) <= 33 * 16 * 4
+    assert any(bool((rows == 50.0).any()) for rows in seen.rows)  # the largest is among them
+    assert seen.high == float(seen.largest.max()) == 50.0
 
 
 @torch.inference_mode()
