@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import platform
 import struct
 import subprocess
 import sys
