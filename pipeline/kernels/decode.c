@@ -97,6 +97,8 @@ static inline uint16_t narrowed(float x) {
     return x != x ? 0x7fc0 : (uint16_t)rounded;
 }
 
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
 #define JOIN_(a, b, c) a##_##b##_##c
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define NAME(function) JOIN(function, KIND, DTYPE)

@@ -262,39 +262,60 @@ static TARGET void NAME(norm)(void *given) {
     }
 }
 
-#define LANES_OF_BLOCK 32 /* vectors whose sum is kept in float32 before it is added in float64 */
+/* Logits of a row are gone through in blocks of so many vectors. */
+#define BLOCK (32 * LANES)
+
+/* The largest of n logits, -infinity where none is a number. */
+static inline TARGET float NAME(largest)(const ELEMENT *logits, int64_t n) {
+    F32 most = NAME(spread)(-INFINITY);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        most = NAME(larger)(NAME(load)(logits + i), most);
+    }
+    float largest = most[0];
+    for (int lane = 1; lane < LANES; lane++) {
+        largest = most[lane] > largest ? most[lane] : largest;
+    }
+    for (; i < n; i++) {
+        largest = WIDE(logits[i]) > largest ? WIDE(logits[i]) : largest;
+    }
+    return largest;
+}
+
+/* The sum of exp(x - largest) over n logits. */
+static inline TARGET double NAME(sum_of_powers)(const ELEMENT *logits, int64_t n, float largest) {
+    F32 sums = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        sums += NAME(exponential)(NAME(load)(logits + i) - largest);
+    }
+    double sum = NAME(total)(sums);
+    for (; i < n; i++) {
+        sum += exp(WIDE(logits[i]) - largest);
+    }
+    return sum;
+}
 
 static TARGET void NAME(choice)(void *given) {
     struct choice *job = given;
-    const int64_t size = job->vocab_size, whole = size / LANES * LANES;
+    const int64_t size = job->vocab_size;
     for (int64_t row; (row = take(&job->next)) < job->num_rows;) {
         const ELEMENT *logits = (const ELEMENT *)job->logits + row * size;
-        F32 most = NAME(spread)(-INFINITY);
-        for (int64_t i = 0; i < whole; i += LANES) {
-            const F32 x = NAME(load)(logits + i);
-            most = NAME(larger)(x, most);
+        float largest = -INFINITY;
+        int64_t id = 0; /* only the block that holds the first of the largest is searched */
+        for (int64_t start = 0; start < size; start += BLOCK) {
+            const float of_block = NAME(largest)(logits + start, MIN(BLOCK, size - start));
+            if (of_block > largest) {
+                largest = of_block;
+                id = start;
+            }
         }
-        float largest = most[0];
-        for (int lane = 1; lane < LANES; lane++) {
-            largest = most[lane] > largest ? most[lane] : largest;
-        }
-        for (int64_t i = whole; i < size; i++) {
-            largest = WIDE(logits[i]) > largest ? WIDE(logits[i]) : largest;
-        }
-        int64_t id = 0;
         while (id < size - 1 && WIDE(logits[id]) != largest) {
             id++;
         }
-        double sum = 0;
-        for (int64_t start = 0; start < whole; start += LANES * LANES_OF_BLOCK) {
-            F32 part = {0};
-            for (int64_t i = start; i < start + LANES * LANES_OF_BLOCK && i < whole; i += LANES) {
-                part += NAME(exponential)(NAME(load)(logits + i) - largest);
-            }
-            sum += NAME(total)(part);
-        }
-        for (int64_t i = whole; i < size; i++) {
-            sum += exp(WIDE(logits[i]) - largest);
+        double sum = 0; /* of blocks in float64: thousands of additions would round too much */
+        for (int64_t start = 0; start < size; start += BLOCK) {
+            sum += NAME(sum_of_powers)(logits + start, MIN(BLOCK, size - start), largest);
         }
         job->ids[row] = id;
         job->logprobs[row] = -log(sum); /* NaN where a logit is NaN or infinite */
