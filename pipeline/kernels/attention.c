@@ -20,6 +20,8 @@
 #if HAS_TILES
 #include <math.h>
 
+#include "powers.h"
+
 enum {
     QUERIES = 16,               /* that are worked on together: the columns of a tile */
     GROUP = 32,                 /* keys whose weights fill one tile: pairs of them in 16 rows */
@@ -222,17 +224,6 @@ INLINE __m512 score(const struct room *room, int64_t num_keys, int key_tiles) {
         }
     }
     return _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3]));
-}
-
-/* 2^x to 7e-5 of it, which is little beside the rounding that follows: the best cubic for what is
- * behind the point, times a power of two. */
-INLINE __m512 power_of_two(__m512 x) {
-    const __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    __m512 p = _mm512_set1_ps(0.07802452147006989f);
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.22606715559959412f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.6958335638046265f));
-    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.9999251961708069f));
-    return _mm512_scalef_ps(p, x);
 }
 
 /* The weights of `num_pairs` pairs of keys, rounded to bfloat16 (ties away from 0), as rows of a
