@@ -7,21 +7,18 @@ a rounding step of the formulas. Elements and rows are computed by themselves.
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sysconfig
-from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pipeline.kernels.library import Part, run
+from pipeline.kernels.library import Part, part_of_tiles, run
 
-# Its number grows with every change of a struct of tower.c.
-_ENTRY = "captionjob_tower_1"
+# Their numbers grow with every change of a struct of tower.c.
+_ENTRIES = ("captionjob_activation_1", "captionjob_layer_norm_1")
 NUMBERS_TOGETHER = 64  # a norm's width must be a multiple
 # Less than this is done before another thread has woken up.
 NUMBERS_OF_THREAD = 4096
@@ -57,10 +54,6 @@ class _LayerNorm(Structure):
     )
 
 
-class _Tower(Structure):
-    _fields_ = (("activation", c_void_p), ("layer_norm", c_void_p))
-
-
 @dataclass(frozen=True, slots=True)
 class TowerKernels:
     """The two parts."""
@@ -72,14 +65,8 @@ class TowerKernels:
 @cache
 def found() -> TowerKernels | None:
     """Return the kernels; None where they were not built, or the processor has no tiles."""
-    path = Path(__file__).with_name(f"_tower{sysconfig.get_config_var('EXT_SUFFIX')}")
-    try:
-        entry = getattr(ctypes.CDLL(str(path)), _ENTRY)
-    except (OSError, AttributeError):
-        return None
-    entry.argtypes, entry.restype = [], POINTER(_Tower)
-    parts = entry()
-    return TowerKernels(parts.contents.activation, parts.contents.layer_norm) if parts else None
+    activation, norm = (part_of_tiles("_tower", name) for name in _ENTRIES)
+    return TowerKernels(activation, norm) if activation and norm else None
 
 
 def can_activate(x: Tensor, activation: str) -> bool:
