@@ -1,15 +1,13 @@
-/* Reads rows.h and rounding.h for bfloat16 and for float32; KIND, LANES and TARGET say for which processor. */
+/* Reads rows.h for bfloat16 and for float32; KIND, LANES and TARGET say for which processor. */
 
 typedef float JOIN(lanes, KIND, f32) __attribute__((vector_size(4 * LANES)));
 typedef int32_t JOIN(lanes, KIND, i32) __attribute__((vector_size(4 * LANES)));
 typedef uint32_t JOIN(lanes, KIND, u32) __attribute__((vector_size(4 * LANES)));
 typedef uint16_t JOIN(lanes, KIND, u16) __attribute__((vector_size(2 * LANES)));
-typedef uint8_t JOIN(lanes, KIND, u8) __attribute__((vector_size(LANES)));
 #define F32 JOIN(lanes, KIND, f32)
 #define I32 JOIN(lanes, KIND, i32)
 #define U32 JOIN(lanes, KIND, u32)
 #define U16 JOIN(lanes, KIND, u16)
-#define U8 JOIN(lanes, KIND, u8)
 
 #define DTYPE bfloat16
 #define ELEMENT uint16_t
@@ -17,7 +15,6 @@ typedef uint8_t JOIN(lanes, KIND, u8) __attribute__((vector_size(LANES)));
 #define NARROW(x) narrowed(x)
 #define IS_HALF 1
 #include "rows.h"
-#include "rounding.h"
 #undef DTYPE
 #undef ELEMENT
 #undef WIDE
@@ -30,7 +27,6 @@ typedef uint8_t JOIN(lanes, KIND, u8) __attribute__((vector_size(LANES)));
 #define NARROW(x) (x)
 #define IS_HALF 0
 #include "rows.h"
-#include "rounding.h"
 #undef DTYPE
 #undef ELEMENT
 #undef WIDE
@@ -41,4 +37,3 @@ typedef uint8_t JOIN(lanes, KIND, u8) __attribute__((vector_size(LANES)));
 #undef I32
 #undef U32
 #undef U16
-#undef U8

@@ -1,10 +1,10 @@
 /* The decode step's small work in one pass each: attention over the KV cache, RMSNorm, the choice
  * of a token. What they compute is told beside their Python callers, in `decode.py`.
  *
- * The bodies are in rows.h and rounding.h, which are read once for each kind of processor and each
- * dtype; which of them run is decided when the library is loaded. Work is shared by the threads of
- * torch's own pool: Python hands one of the `*_part` functions to it, and each thread that runs it
- * takes pieces until none is left. A second pool would fight with torch's for the cores.
+ * The bodies are in rows.h, which is read once for each kind of processor and each dtype; which of
+ * them run is decided when the library is loaded. Work is shared by the threads of torch's own
+ * pool: Python hands one of the `*_part` functions to it, and each thread that runs it takes pieces
+ * until none is left. A second pool would fight with torch's for the cores.
  *
  * No Python.h: the library is loaded by ctypes, and needs nothing but a C compiler.
  */
@@ -49,35 +49,6 @@ struct choice {
     const void *logits;
     int64_t *ids;     /* [B]: the first of the largest */
     double *logprobs; /* [B]: their natural log probabilities */
-};
-
-/* Before a product of 8-bit numbers. */
-struct rounding {
-    int64_t next;
-    int64_t num_rows, width; /* [B, C] */
-    int64_t rows_of_piece;
-    const void *x;
-    uint8_t *values; /* [B, C]: 128 is 0 */
-    float *steps;    /* [B] */
-};
-
-/* Behind one. */
-struct scaling {
-    int64_t next;
-    int64_t num_rows, width; /* [B, O] */
-    int64_t rows_of_piece;
-    const float *steps; /* [B] */
-    const void *other;  /* [B, O] to add, or NULL */
-    void *y;            /* [B, O], in place */
-};
-
-struct gating {
-    int64_t next;
-    int64_t num_rows, width; /* [B, W], W at least a vector's lanes */
-    int64_t rows_of_piece;
-    const float *steps; /* [B] */
-    const void *both;   /* [B, 2 W]: gates, then what they are multiplied by */
-    void *gated;        /* [B, W] */
 };
 
 static int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
@@ -132,17 +103,13 @@ struct functions {
     const char *kind;
     int64_t lanes;
     part *attention[NUM_DTYPES], *norm[NUM_DTYPES], *choice[NUM_DTYPES];
-    part *round_rows[NUM_DTYPES], *scale_rows[NUM_DTYPES], *gate_rows[NUM_DTYPES];
 };
 
 #define FUNCTIONS(kind, lanes)                                        \
     {#kind, lanes,                                                    \
      {attention_##kind##_bfloat16, attention_##kind##_float32},       \
      {norm_##kind##_bfloat16, norm_##kind##_float32},                 \
-     {choice_##kind##_bfloat16, choice_##kind##_float32},             \
-     {round_rows_##kind##_bfloat16, round_rows_##kind##_float32},     \
-     {scale_rows_##kind##_bfloat16, scale_rows_##kind##_float32},     \
-     {gate_rows_##kind##_bfloat16, gate_rows_##kind##_float32}}
+     {choice_##kind##_bfloat16, choice_##kind##_float32}}
 
 static const struct functions all[] = {
 #if defined(__x86_64__)
@@ -153,7 +120,7 @@ static const struct functions all[] = {
 };
 
 /* The best that this processor can run, or the kind of that place in the list; NULL behind it. */
-const struct functions *captionjob_functions_2(int64_t kind) {
+const struct functions *captionjob_functions_3(int64_t kind) {
     const int64_t num_kinds = sizeof all / sizeof *all;
     if (kind >= 0) {
         return kind < num_kinds ? &all[kind] : NULL;

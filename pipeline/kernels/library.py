@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 # Its number grows with every change of a struct: a library left over from before is not used.
-_ENTRY = "captionjob_functions_2"
+_ENTRY = "captionjob_functions_3"
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -28,9 +28,6 @@ class _Functions(Structure):
         ("attention", c_void_p * len(_DTYPES)),
         ("norm", c_void_p * len(_DTYPES)),
         ("choice", c_void_p * len(_DTYPES)),
-        ("round_rows", c_void_p * len(_DTYPES)),
-        ("scale_rows", c_void_p * len(_DTYPES)),
-        ("gate_rows", c_void_p * len(_DTYPES)),
     )
 
 
@@ -46,9 +43,6 @@ class Library:
     attention: dict[torch.dtype, Part]
     norm: dict[torch.dtype, Part]
     choice: dict[torch.dtype, Part]
-    round_rows: dict[torch.dtype, Part]
-    scale_rows: dict[torch.dtype, Part]
-    gate_rows: dict[torch.dtype, Part]
 
     def run(self, part: Part, job: Structure, num_threads: int) -> None:
         """Let this many of torch's threads work at a job, and wait for its end."""

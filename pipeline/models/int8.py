@@ -4,9 +4,9 @@
                                    ├─► int32 sums ─► x step x row's scale + bias ─► activation
     weight / row's scale ──► int8  ┘                 ─► a wider dtype, or 8 bits again
 
-A step is fixed when the network is laid out, or of each row's own (`Int8Rows`); one that followed
-the largest number of a batch would let rows change each other. Inputs are unsigned: for signed
-ones oneDNN has fast kernels with AMX only, and elsewhere takes a thousand times as long.
+A step is fixed when the network is laid out; one that followed the largest number of a batch would
+let rows change each other. Inputs are unsigned: for signed ones oneDNN has fast kernels with AMX
+only, and elsewhere takes a thousand times as long.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipeline.kernels.rounding import MIDDLE, gate_rows, round_rows, scale_rows_
-
 MOST = 127  # of a weight's int8; -128 stays unused, so that both sides are alike
 MOST_UNSIGNED = 255
+MIDDLE = 128
 # What oneDNN calls activations behind an 8-bit product. The exact gelu stands for the one by tanh:
 # they differ by 0.0005 at most, a thirtieth of a step, and the kernel's tanh takes 0.5 ms of 2.0.
 FUSED = {
@@ -133,41 +132,6 @@ class Int8Matrix:
         if x.is_floating_point():
             x = self._grid.nearest(x)
         return x, self._grid.step, self._grid.zero, self._packed, self._scales, self._zeros
-
-
-class Int8Rows:
-    """A weight `[O, C]` in 8 bits, whose inputs are rounded by a step of each row's own.
-
-    Tokens of a decoder differ in size more than any fixed step allows.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        """Round a weight to 8 bits; results have its dtype."""
-        self._scales, values = rounded_rows(weight)
-        self._packed: Tensor = torch.ops.onednn.qlinear_prepack(values, None)
-        self._zeros = torch.zeros(len(values), dtype=torch.int32)
-        self._dtype = weight.dtype
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply `[..., C]`."""
-        return scale_rows_(*self._product(x))
-
-    def added(self, x: Tensor, other: Tensor) -> Tensor:
-        """Multiply `[..., C]`, and add another tensor."""
-        return scale_rows_(*self._product(x), other)
-
-    def gated(self, x: Tensor) -> Tensor:
-        """Return `silu(gate x) * (up x)`, where the gate is the first half of the rows."""
-        return gate_rows(*self._product(x))
-
-    def _product(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return results in steps `[..., O]`, and the steps `[..., 1]`."""
-        values, steps = round_rows(x)
-        result: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(values, 1.0, MIDDLE, self._packed, self._scales, self._zeros, None),
-            *(1.0, 0, self._dtype, "none", [], ""),
-        )
-        return result, steps
 
 
 def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

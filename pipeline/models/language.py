@@ -29,7 +29,6 @@ from pipeline.models.attention import (
     rope_tables,
     rotated,
 )
-from pipeline.models.int8 import Int8Rows
 from pipeline.models.linear import (
     GatedLinear,
     LaysOut,
@@ -133,7 +132,6 @@ class LlamaDecoder(nn.Module, LaysOut):
 
     _tied_head: Tensor | None = None
     _packed_head: PackedMatrix | None = None
-    _int8_head: Int8Rows | None = None
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -152,28 +150,13 @@ class LlamaDecoder(nn.Module, LaysOut):
             if isinstance(module, Linear | GatedLinear):
                 module.pack(room)
         weight = self.embedding.weight
-        heads = (self._packed_head, self._tied_head, self._int8_head)
+        heads = (self._packed_head, self._tied_head)
         if not self.spec.is_head_tied or any(head is not None for head in heads):
             return
         if can_pack(weight):
             self._packed_head = PackedMatrix(weight, room)
         elif can_lay_out(weight):
             self._tied_head = blocked(weight)
-
-    def become_int8(self) -> list[int]:
-        """Bring the matrices of blocks and head to 8 bits; returns how many numbers each has.
-
-        The embedding stays as it is.
-        """
-        sizes = []
-        for module in self.modules():
-            if isinstance(module, Linear | GatedLinear):
-                sizes.append(module.weight.numel())
-                module.become_int8(Int8Rows(module.weight))
-        if self.spec.is_head_tied:
-            sizes.append(self.embedding.weight.numel())
-            self._int8_head = Int8Rows(self.embedding.weight)
-        return sizes
 
     def _frequencies_like(self, weight: Tensor) -> Tensor:
         # Not a buffer: `.to(bfloat16)` would round it, and building on the meta device lose it.
@@ -213,8 +196,6 @@ class LlamaDecoder(nn.Module, LaysOut):
         if not self.spec.is_head_tied:
             scores: Tensor = self.head(hidden)
             return scores
-        if self._int8_head is not None:
-            return self._int8_head(hidden)
         if self._packed_head is not None:
             return self._packed_head(hidden)
         if self._tied_head is not None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.kernels.linear import PackedMatrix, can_pack
 from pipeline.kernels.pages import LargePages
-from pipeline.models.int8 import Int8Matrix, Int8Rows
+from pipeline.models.int8 import Int8Matrix
 
 _LAID_OUT = (torch.bfloat16, torch.float32)
 
@@ -64,7 +64,7 @@ class Linear(nn.Linear, LaysOut):
 
     _blocked: Tensor | None = None
     _packed: PackedMatrix | None = None
-    _int8: Int8Matrix | Int8Rows | None = None
+    _int8: Int8Matrix | None = None
 
     def lay_out(self) -> None:
         """Keep the blocked weight alone: `weight` is empty from now on."""
@@ -78,7 +78,7 @@ class Linear(nn.Linear, LaysOut):
             self._packed = PackedMatrix(self.weight, room)
             self.weight = _emptied(self.weight)
 
-    def become_int8(self, matrix: Int8Matrix | Int8Rows) -> None:
+    def become_int8(self, matrix: Int8Matrix) -> None:
         """Multiply by this matrix, whose bias counts too: `weight` is empty from now on."""
         self._int8 = matrix
         self.register_parameter("bias", None)
@@ -96,9 +96,9 @@ class Linear(nn.Linear, LaysOut):
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
         """Return `activation(W x + b)`; names are those of `ACTIVATIONS`."""
-        if isinstance(self._int8, Int8Matrix):
+        if self._int8 is not None:
             return self._int8(x, activation)
-        if self._blocked is None or activation not in _FUSED:  # as in 8 bits with rows' own steps
+        if self._blocked is None or activation not in _FUSED:
             return ACTIVATIONS[activation](self(x))
         return blocked_linear(x, self._blocked, self.bias, *_FUSED[activation])
 
@@ -120,7 +120,6 @@ class GatedLinear(nn.Linear, LaysOut):
     _gate: Tensor | None = None
     _up: Tensor | None = None
     _packed: PackedMatrix | None = None
-    _int8: Int8Rows | None = None
 
     def __init__(self, inputs: int, width: int) -> None:
         """Give a result of `width`, from twice as many rows without a bias."""
@@ -139,15 +138,8 @@ class GatedLinear(nn.Linear, LaysOut):
             self._packed = PackedMatrix(self.weight, room, is_gated=True)
             self.weight = _emptied(self.weight)
 
-    def become_int8(self, matrix: Int8Rows) -> None:
-        """Multiply by this matrix: `weight` is empty from now on."""
-        self._int8 = matrix
-        self.weight = _emptied(self.weight)
-
     def forward(self, x: Tensor) -> Tensor:
         """Return `silu(gate x) * (up x)`."""
-        if self._int8 is not None:
-            return self._int8.gated(x)
         if self._packed is not None:
             return self._packed(x)
         if self._gate is None or self._up is None:

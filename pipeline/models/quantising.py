@@ -1,4 +1,4 @@
-"""A network in 8 bits: a vision tower's matrices on grids from a few pictures, a decoder's by rows.
+"""A vision tower in 8 bits: ranges from a few pictures, then every matrix on a grid of its own.
 
     attention_norm ─8─► qkv ─► attention ─8─► out ─► +
     mlp_norm ─8─► up, activation ─8─► down ─► +
@@ -11,11 +11,11 @@ channels), and the columns that read them are multiplied (SmoothQuant,
 https://arxiv.org/abs/2211.10438). Steps are eighths of an octave, so that another machine's
 rounding hardly ever moves them.
 
-A decoder's tokens differ too much for that, so each row is rounded by its own largest number. That
-is a pass over what a product reads and one over what it gives, which kernels in C do in 10 and 6 us
-for 64 rows of 576; torch's operations take 90, as much as the product. The projector stays as it
-is: of the 1.9 ms of its product of 256 x 12,288 in bfloat16 0.8 would be saved, and rounding takes
-as long.
+Two parts stay as they are, for what was measured on two cores with AMX. The projector: of the 1.9
+ms of its product of 256 x 12,288 in bfloat16 0.8 would be saved, and rounding takes as long. The
+decoder: its tokens differ too much for fixed steps; with a step for each row, and kernels in C
+around oneDNN's 8-bit products, a decode step of SmolVLM-256M's shape took 24, 26, 39 and 55 ms at 1,
+8, 32 and 64 rows, against 18, 20, 30 and 47 by our own bfloat16 products on tiles.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.int8 import MOST, MOST_UNSIGNED, Grid, Int8Matrix
-from pipeline.models.language import LlamaDecoder
 from pipeline.models.linear import Linear
 from pipeline.models.vision import VisionBlock, VisionTransformer
 
@@ -68,8 +67,10 @@ class Quantised:
     error: float  # root mean square over that of the features
 
     def __str__(self) -> str:
+        if not self.num_matrices:
+            return "int8: nothing, since this network has no vision transformer"
         what = f"int8: {self.num_matrices} matrices ({self.num_weights / 1e6:.1f} million weights)"
-        return f"{what}, image features off by {self.error:.1%}" if self.error else what
+        return f"{what}, image features off by {self.error:.1%}"
 
 
 def vision_towers(network: nn.Module) -> list[VisionTransformer]:
@@ -79,19 +80,17 @@ def vision_towers(network: nn.Module) -> list[VisionTransformer]:
 
 @torch.inference_mode()
 def quantise(network: nn.Module, features: Callable[[], Sequence[Tensor]]) -> Quantised:
-    """Bring the blocks of vision transformers, and decoders, to 8 bits, in place.
+    """Bring the blocks of vision transformers to 8 bits, in place.
 
     `features` runs the towers over pictures that stand for all others.
     """
-    decoders = [each for each in network.modules() if isinstance(each, LlamaDecoder)]
-    sizes = [size for decoder in decoders for size in decoder.become_int8()]
     towers = vision_towers(network)
     blocks = [each for tower in towers for each in tower.modules() if isinstance(each, VisionBlock)]
     if not blocks:
-        return Quantised(len(sizes), sum(sizes), 0.0)
+        return Quantised(0, 0, 0.0)
     with watching(blocks) as seen:
         before = torch.cat([one.flatten() for one in features()]).float()
-    sizes += [linear.weight.numel() for linear in seen]
+    sizes = [linear.weight.numel() for linear in seen]
     for block in blocks:
         _quantise(block, seen)
     for tower in towers:

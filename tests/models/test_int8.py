@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipeline.kernels.rounding import round_rows
 from pipeline.models import int8
-from pipeline.models.int8 import Grid, Int8Matrix, Int8Rows, rounded_rows, what_is_missing
-from pipeline.models.linear import ACTIVATIONS, lay_out
+from pipeline.models.int8 import Grid, Int8Matrix, rounded_rows, what_is_missing
+from pipeline.models.linear import ACTIVATIONS
 from pipeline.models.quantising import CLIPS, Quantised, Seen, _best, coarse, quantise
-from pipeline.models.tiny import TINY_SPEC, TinyModel
+from pipeline.models.tiny import TinyModel
 from pipeline.models.vision import VisionBlock, VisionSpec, VisionTransformer
 
 pytestmark = pytest.mark.skipif(
@@ -248,50 +246,7 @@ def test_a_step_is_chosen_by_what_it_costs_to_cut_the_largest_numbers() -> None:
     assert _best(grids, rows, torch.ones(16, 128)) == grids[-1]
 
 
-@DTYPES
-@torch.inference_mode()
-def test_a_decoder_in_8_bits_says_nearly_the_same(dtype: torch.dtype) -> None:
-    """Also of tokens of which one is a hundred times as large: each row has a step of its own."""
-    for is_tied in (True, False):
-        plain = TinyModel(replace(TINY_SPEC, is_head_tied=is_tied)).eval().requires_grad_(False)
-        eight = TinyModel(replace(TINY_SPEC, is_head_tied=is_tied)).eval().requires_grad_(False)
-        done = quantise(eight.to(dtype), list)
-        lay_out(eight)  # as a job does: what is in 8 bits stays so
-        assert done.num_matrices == 9
-        assert done.num_weights == 2 * (32 * 64 + 32 * 32 + 3 * 32 * 48) + 61 * 32
-        assert str(done) == "int8: 9 matrices (0.0 million weights)"
-        x = drawn(3, 7, 32)
-        x[1] *= 100
-        mask = torch.ones(7, 7, dtype=torch.bool).tril().expand(3, 1, 7, 7)
-        positions = torch.arange(7).expand(3, 7)
-        wanted = plain.decoder.logits(plain.decoder(x, positions, mask))
-        found = eight.decoder.logits(eight.decoder(x.to(dtype), positions, mask))
-        assert found.dtype == dtype
-        errors = (found.float() - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
-        assert float(errors.min()) > 0.001
-        assert float(errors.max()) < 0.06
-        alone = eight.decoder.logits(eight.decoder(x[:1].to(dtype), positions[:1], mask[:1]))
-        torch.testing.assert_close(alone, found[:1], rtol=0.02, atol=0.02)
-
-
-@DTYPES
-@torch.inference_mode()
-def test_rows_with_their_own_steps_multiply_as_exactly_as_they_are_rounded(
-    dtype: torch.dtype,
-) -> None:
-    weight, x = drawn(96, 64, seed=1), drawn(5, 64)
-    x[2] *= 1000
-    x[3] = 0
-    scales, numbers = rounded_rows(weight.to(dtype))
-    matrix = Int8Rows(weight.to(dtype))
-    x = x.to(dtype)
-    values, steps = round_rows(x)
-    exact_rows = (values.double() - 128) * steps @ (numbers.double() * scales[:, None]).T
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(matrix(x).double(), exact_rows, rtol=4 * eps, atol=1e-5)
-    other = drawn(5, 96, seed=8).to(dtype)
-    found = matrix.added(x, other).double()
-    torch.testing.assert_close(found, exact_rows + other.double(), rtol=4 * eps, atol=20 * eps)
-    gate, up = exact_rows.chunk(2, dim=-1)
-    wanted = nn.functional.silu(gate) * up
-    torch.testing.assert_close(matrix.gated(x).double(), wanted, rtol=20 * eps, atol=20 * eps)
+def test_a_network_without_a_vision_transformer_is_told() -> None:
+    assert str(quantise(TinyModel(), list)) == (
+        "int8: nothing, since this network has no vision transformer"
+    )
