@@ -30,7 +30,7 @@ from scripts.benchmark.shapes import SHAPES, NetworkShape
 from scripts.benchmark.workload import Workload, make_workload
 
 EXAMPLES = Path(__file__).resolve().parent / "examples"
-NUM_PICTURES, NUM_TOKENS = 8, 24
+NUM_PICTURES, NUM_TOKENS = 6, 16
 FORMS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 MAX_LOGIT_ERROR = 0.1  # of the logits' own spread
 LEAST_EQUAL = 0.95  # of the default model's captions

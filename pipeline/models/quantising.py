@@ -14,8 +14,8 @@ rounding hardly ever moves them.
 Two parts stay as they are, for what was measured on two cores with AMX. The projector: of the 1.9
 ms of its product of 256 x 12,288 in bfloat16 0.8 would be saved, and rounding takes as long. The
 decoder: its tokens differ too much for fixed steps; with a step for each row, and kernels in C
-around oneDNN's 8-bit products, a decode step of SmolVLM-256M's shape took 24, 26, 39 and 55 ms at 1,
-8, 32 and 64 rows, against 18, 20, 30 and 47 by our own bfloat16 products on tiles.
+around oneDNN's 8-bit products, a decode step of SmolVLM-256M's shape took 24, 26, 39 and 55 ms at
+1, 8, 32 and 64 rows, against 18, 20, 30 and 47 by our own bfloat16 products on tiles.
 """
 
 from __future__ import annotations
