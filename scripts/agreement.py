@@ -8,7 +8,6 @@ compared with those of float32, next to bfloat16's. Called by `scripts/parity --
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,18 +55,14 @@ def _default(check: Callable[[str, bool], None]) -> None:
                 pictures.append(open_sample(sample, ImageSettings())[0])
             except SampleError:
                 continue
-    captions, seconds = {}, {}
+    captions = {}
     for quantize in ("none", "int8"):
         speed = SpeedSettings(slots=32, threads=1)
         captioner = load_captioner("default", quantize=quantize, speed=speed)
-        captioner.caption(pictures[:4])
-        began = time.perf_counter()
         captions[quantize] = captioner.caption(pictures)
-        seconds[quantize] = time.perf_counter() - began
     equal = sum(a == b for a, b in zip(captions["none"], captions["int8"], strict=True))
     check(
-        f"default model in 8 bits: {equal} of {len(pictures)} captions equal, "
-        f"{seconds['none'] / seconds['int8']:.2f} times as fast",
+        f"default model, int8: {equal} of {len(pictures)} captions equal (no vision transformer)",
         equal >= LEAST_EQUAL * len(pictures),
     )
 
