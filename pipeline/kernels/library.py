@@ -57,9 +57,14 @@ def run(part: Part, job: Structure, num_threads: int) -> None:
     """
     team = _team()
     if team is None or num_threads == 1:
-        ctypes.CFUNCTYPE(None, c_void_p)(part)(ctypes.addressof(job))
+        _callable(part)(ctypes.addressof(job))
     else:
         team(part, ctypes.addressof(job), num_threads, 0)
+
+
+@cache
+def _callable(part: Part) -> Callable[[int], None]:
+    return ctypes.CFUNCTYPE(None, c_void_p)(part)
 
 
 @cache

@@ -13,7 +13,7 @@ Every row is computed by itself: neither neighbours nor threads take part in its
 from __future__ import annotations
 
 from ctypes import Structure, c_int64, c_void_p
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -81,24 +81,26 @@ class PackedMatrix:
         self._num_outputs = len(weight) // 2 if is_gated else len(weight)
         self._is_gated = is_gated
         self._packed = _packed(weight.detach(), room, is_gated)
+        self._address = self._packed.data_ptr()
+        self._num_panels, self._num_steps = self._packed.shape[:2]
+        self._num_missing = self._num_steps * INPUTS_OF_STEP - self._inputs
 
     def __call__(
         self, x: Tensor, bias: Tensor | None = None, other: Tensor | None = None
     ) -> Tensor:
         """Multiply `[..., C]`; returns `[..., N]`, or `[..., N / 2]` of a gated weight."""
-        num_panels, num_steps = self._packed.shape[:2]
         shape = (*x.shape[:-1], self._num_outputs)
         num_rows = x.numel() // self._inputs
-        missing = num_steps * INPUTS_OF_STEP - self._inputs
-        x = F.pad(x, (0, missing)) if missing else x.contiguous()
+        x = F.pad(x, (0, self._num_missing)) if self._num_missing else x.contiguous()
         if other is not None:
-            other = other.expand(shape).contiguous()
+            other = (other if other.shape == shape else other.expand(shape)).contiguous()
         result = torch.empty(shape, dtype=torch.bfloat16)
         if num_rows == 0:
             return result
-        num_products = num_rows * num_panels * num_steps * PANEL * INPUTS_OF_STEP
-        num_threads = min(torch.get_num_threads(), 1 + num_products // PRODUCTS_OF_THREAD)
-        rows_of_piece, panels_of_piece = _cut(num_rows, num_panels, num_steps, num_threads)
+        num_panels, num_steps = self._num_panels, self._num_steps
+        num_threads, rows_of_piece, panels_of_piece = _cut(
+            num_rows, num_panels, num_steps, torch.get_num_threads()
+        )
         job = _Product(
             0,
             num_rows,
@@ -109,7 +111,7 @@ class PackedMatrix:
             rows_of_piece,
             GATED if self._is_gated else PLAIN if other is None else ADDED,
             x.data_ptr(),
-            self._packed.data_ptr(),
+            self._address,
             None if bias is None else bias.data_ptr(),
             None if other is None else other.data_ptr(),
             result.data_ptr(),
@@ -136,11 +138,14 @@ def _packed(weight: Tensor, room: LargePages, is_gated: bool) -> Tensor:
     return packed
 
 
-def _cut(num_rows: int, num_panels: int, num_steps: int, num_threads: int) -> tuple[int, int]:
-    """Return the rows and panels of a piece: a range of panels a thread, all rows if they fit."""
+@lru_cache(maxsize=1024)
+def _cut(num_rows: int, num_panels: int, num_steps: int, most: int) -> tuple[int, int, int]:
+    """Return the threads, and the rows and panels of a piece: all rows if they fit a cache."""
+    num_products = num_rows * num_panels * num_steps * PANEL * INPUTS_OF_STEP
+    num_threads = min(most, 1 + num_products // PRODUCTS_OF_THREAD)
     num_fitting = BYTES_OF_ROWS // (num_steps * INPUTS_OF_STEP * torch.bfloat16.itemsize)
     rows = min(MAX_ROWS_OF_PIECE, num_fitting)
     if num_panels < num_threads:  # threads without a panel of their own share the rows
         rows = min(rows, num_rows * num_panels // num_threads)
     rows = max(ROWS_TOGETHER, rows // ROWS_TOGETHER * ROWS_TOGETHER)
-    return rows, -(-num_panels // num_threads)
+    return num_threads, rows, -(-num_panels // num_threads)

@@ -163,18 +163,20 @@ def test_torchs_own_tiles_are_as_before_between_ours() -> None:
     assert torch.equal(matrix(x[:5]), ours)
 
 
-@NEEDS_TILES
+def test_pieces_are_a_range_of_panels_a_thread_and_rows_that_fit_a_cache() -> None:
+    assert linear._cut(1200, 48, 18, 2) == (2, 256, 24)
+    assert linear._cut(1200, 18, 48, 2) == (2, 256, 9)
+    assert linear._cut(1200, 18, 256, 2) == (2, 32, 9)
+
+
 def test_more_threads_than_panels_share_the_rows() -> None:
-    rows, panels = linear._cut(num_rows=256, num_panels=2, num_steps=18, num_threads=8)
-    assert (rows, panels) == (64, 1)
-    rows, panels = linear._cut(num_rows=5, num_panels=2, num_steps=18, num_threads=8)
-    assert (rows, panels) == (32, 1)
+    assert linear._cut(256, 2, 18, 8) == (8, 64, 1)
+    assert linear._cut(16, 2, 180, 8) == (8, 32, 1)
 
 
-def test_pieces_are_as_large_as_a_cache_allows() -> None:
-    assert linear._cut(1200, 48, 18, 2) == (256, 24)
-    assert linear._cut(1200, 18, 48, 2) == (256, 9)
-    assert linear._cut(1200, 18, 256, 2) == (32, 9)
+def test_little_work_is_done_by_few_threads() -> None:
+    assert linear._cut(1, 2, 2, 8)[0] == 1
+    assert linear._cut(64, 30, 18, 8)[0] == 8
 
 
 def test_what_the_kernel_cannot_do_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
