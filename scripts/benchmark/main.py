@@ -49,8 +49,8 @@ ON_GPU = {
 }
 QUICK_WORKLOADS = ("overhead", "exact", "nanovlm-skewed", "smolvlm-skewed", "default")
 QUICK_RIVALS = {
-    "nanovlm-skewed": tuple(rival for rival in RIVALS if not rival.startswith("openvino")),
-    "smolvlm-skewed": ("transformers", "sorted", "openvino"),
+    "nanovlm-skewed": ("transformers", "sorted", "plain", "plain-float32", "one", "uncached"),
+    "smolvlm-skewed": ("transformers", "openvino"),
 }
 
 
@@ -115,7 +115,7 @@ def _plan(name: str, chosen: argparse.Namespace) -> Plan:
         rivals=chosen.rivals or rivals,
         num_rounds=chosen.rounds,
         step_rows=(1, 8, 32, 64) if chosen.device.type == "cpu" else (1, 8, 32, 64, 256),
-        vision_images=(1, 4) if is_large and chosen.quick else (1, 8, 32),
+        vision_images=((1, 4) if is_large else (1, 8)) if chosen.quick else (1, 8, 32),
         device=chosen.device,
     )
 
