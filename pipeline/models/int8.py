@@ -15,10 +15,13 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pipeline.models.matrices import Matrix
 
 MOST = 127  # of a weight's int8; -128 stays unused, so that both sides are alike
 MOST_UNSIGNED = 255
@@ -45,7 +48,7 @@ class Grid:
 
     def nearest(self, x: Tensor) -> Tensor:
         """Round numbers `[...]` to uint8; those beyond the ends become the ends."""
-        return _round_to_grid(x.float().contiguous(), self)
+        return _fastest_rounding()(x.float().contiguous(), self)
 
 
 def _round_in_three_passes(x: Tensor, grid: Grid) -> Tensor:
@@ -59,8 +62,9 @@ def _round_at_once(x: Tensor, grid: Grid) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(*place)
 
 
+@cache
 def _fastest_rounding() -> Callable[[Tensor, Grid], Tensor]:
-    """Choose one: quantised tensors are announced to leave torch."""
+    """Choose one, where it is first needed: quantised tensors are announced to leave torch."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says so once a process
@@ -70,10 +74,7 @@ def _fastest_rounding() -> Callable[[Tensor, Grid], Tensor]:
     return _round_at_once if found.tolist() == [0, 4, 4, 255] else _round_in_three_passes
 
 
-_round_to_grid = _fastest_rounding()
-
-
-class Int8Matrix:
+class Int8Matrix(Matrix):
     """A weight `[O, C]` in 8 bits with a scale a row, and the bias; the plain one isn't kept."""
 
     def __init__(
@@ -93,9 +94,15 @@ class Int8Matrix:
         self._bias = None if bias is None else bias.detach().float()
         self._dtype = dtype
 
-    def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
-        """Multiply `[..., C]`, numbers or values on the grid, and apply one of `FUSED`."""
-        name, kind = FUSED.get(activation, (activation, ""))
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply `[..., C]`, numbers or values on the grid."""
+        return self._activated(x, "none")
+
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        """Multiply as `__call__` does, and apply one of `FUSED`."""
+        return self._activated(x, *FUSED[activation])
+
+    def _activated(self, x: Tensor, name: str, kind: str = "") -> Tensor:
         output = self._output
         result: Tensor = torch.ops.onednn.qlinear_pointwise(
             *self._product(x),

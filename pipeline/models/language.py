@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.kernels.decode import rms_norm
-from pipeline.kernels.linear import PackedMatrix, can_pack
+from pipeline.kernels.linear import can_pack
 from pipeline.kernels.pages import LargePages
 from pipeline.models.attention import (
     KeyValues,
@@ -29,14 +29,8 @@ from pipeline.models.attention import (
     rope_tables,
     rotated,
 )
-from pipeline.models.linear import (
-    GatedLinear,
-    LaysOut,
-    Linear,
-    blocked,
-    blocked_linear,
-    can_lay_out,
-)
+from pipeline.models.linear import GatedLinear, LaysOut, Linear
+from pipeline.models.matrices import BlockedMatrix, Matrix, TiledMatrix, can_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +124,7 @@ class DecoderBlock(nn.Module):
 class LlamaDecoder(nn.Module, LaysOut):
     """Token embedding, blocks, final norm and head; the head is the embedding where tied."""
 
-    _tied_head: Tensor | None = None
-    _packed_head: PackedMatrix | None = None
+    _tied_head: Matrix | None = None
 
     def __init__(self, spec: DecoderSpec) -> None:
         super().__init__()
@@ -150,13 +143,12 @@ class LlamaDecoder(nn.Module, LaysOut):
             if isinstance(module, Linear | GatedLinear):
                 module.pack(room)
         weight = self.embedding.weight
-        heads = (self._packed_head, self._tied_head)
-        if not self.spec.is_head_tied or any(head is not None for head in heads):
+        if not self.spec.is_head_tied or self._tied_head is not None:
             return
         if can_pack(weight):
-            self._packed_head = PackedMatrix(weight, room)
-        elif can_lay_out(weight):
-            self._tied_head = blocked(weight)
+            self._tied_head = TiledMatrix(weight, None, room)
+        elif can_block(weight):
+            self._tied_head = BlockedMatrix(weight, None)
 
     def _frequencies_like(self, weight: Tensor) -> Tensor:
         # Not a buffer: `.to(bfloat16)` would round it, and building on the meta device lose it.
@@ -196,8 +188,6 @@ class LlamaDecoder(nn.Module, LaysOut):
         if not self.spec.is_head_tied:
             scores: Tensor = self.head(hidden)
             return scores
-        if self._packed_head is not None:
-            return self._packed_head(hidden)
         if self._tied_head is not None:
-            return blocked_linear(hidden, self._tied_head, None)
+            return self._tied_head(hidden)
         return F.linear(hidden, self.embedding.weight)

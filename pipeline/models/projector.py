@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pipeline.models.linear import ACTIVATIONS, Linear
+from pipeline.models.linear import Linear
+from pipeline.models.matrices import ACTIVATIONS
 
 
 def pixel_shuffle(features: Tensor, factor: int) -> Tensor:

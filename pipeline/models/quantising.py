@@ -128,13 +128,13 @@ def _quantise(block: VisionBlock, seen: dict[Linear, Seen]) -> None:
     values[2 * width :] /= divisors
     _behind_norm(block.attention_norm, block.qkv, seen[block.qkv], values, dtype)
     weight = block.out.weight * divisors
-    block.out.become_int8(Int8Matrix(weight, block.out.bias, grid, torch.float32))
+    block.out.become(Int8Matrix(weight, block.out.bias, grid, torch.float32))
     down, unit = _unsigned(block, seen[block.down])
     handed = Grid(down.step * unit, down.zero)
     times = torch.full((block.up.out_features,), unit)
     _behind_norm(block.mlp_norm, block.up, seen[block.up], times, dtype, handed)
     weight = block.down.weight
-    block.down.become_int8(Int8Matrix(weight, block.down.bias, down, torch.float32))
+    block.down.become(Int8Matrix(weight, block.down.bias, down, torch.float32))
 
 
 def _behind_norm(
@@ -152,7 +152,7 @@ def _behind_norm(
         norm.register_parameter(name, nn.Parameter(divided, requires_grad=False))
     weight = linear.weight.float() * divisors * times[:, None]
     bias = None if linear.bias is None else linear.bias.float() * times
-    linear.become_int8(Int8Matrix(weight, bias, grid, dtype, output))
+    linear.become(Int8Matrix(weight, bias, grid, dtype, output))
 
 
 def _signed(linear: Linear, seen: Seen) -> tuple[Grid, Tensor]:

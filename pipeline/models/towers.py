@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.models.config import Config
-from pipeline.models.linear import ACTIVATIONS
 from pipeline.models.llama import Sources
+from pipeline.models.matrices import ACTIVATIONS
 from pipeline.models.vision import VisionSpec
 from pipeline.models.weights import Source
 

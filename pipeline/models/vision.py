@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.kernels.attention import attend_to_all
-from pipeline.kernels.tower import activate_, can_activate, layer_norm
+from pipeline.kernels.tower import layer_norm
 from pipeline.models.linear import Linear
 
 
@@ -81,12 +81,8 @@ class VisionBlock(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Run `[I, P, C]`; mask is bool `[I, 1, 1, P]`, True where a patch may be seen."""
         x = self.out.added(self._attention(layer_norm(x, self.attention_norm), mask), x)
-        return self.down.added(self._activated(layer_norm(x, self.mlp_norm)), x)
-
-    def _activated(self, x: Tensor) -> Tensor:
-        if can_activate(x, self.activation):
-            return activate_(self.up(x), self.activation)
-        return self.up.activated(x, self.activation)
+        up = self.up.activated(layer_norm(x, self.mlp_norm), self.activation)
+        return self.down.added(up, x)
 
     def _attention(self, x: Tensor, mask: Tensor | None) -> Tensor:
         num_images, num_patches, width = x.shape

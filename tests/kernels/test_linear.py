@@ -21,7 +21,8 @@ from pipeline.kernels import linear
 from pipeline.kernels.linear import PackedMatrix, can_pack
 from pipeline.kernels.pages import LARGE_PAGE, LargePages
 from pipeline.models.language import DecoderSpec, LlamaDecoder
-from pipeline.models.linear import GatedLinear, Linear, blocked, blocked_linear, lay_out
+from pipeline.models.linear import GatedLinear, Linear, lay_out
+from pipeline.models.matrices import blocked, blocked_linear
 from pipeline.models.tiny import TINY_SPEC, TinyModel
 from pipeline.records import ImageFacts, Request, SampleRef
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from pipeline.kernels import tower
 from pipeline.kernels.tower import activate_, can_activate, layer_norm
 from pipeline.models import vision
-from pipeline.models.linear import ACTIVATIONS, lay_out
+from pipeline.models.linear import lay_out
+from pipeline.models.matrices import ACTIVATIONS
 from pipeline.models.vision import VisionBlock, VisionSpec
 
 HAS_TILES = tower.found() is not None

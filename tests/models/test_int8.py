@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.models import int8
 from pipeline.models.int8 import Grid, Int8Matrix, rounded_rows, what_is_missing
-from pipeline.models.linear import ACTIVATIONS
+from pipeline.models.matrices import ACTIVATIONS
 from pipeline.models.quantising import CLIPS, Quantised, Seen, _best, coarse, quantise
 from pipeline.models.tiny import TinyModel
 from pipeline.models.vision import VisionBlock, VisionSpec, VisionTransformer
@@ -48,7 +48,7 @@ def test_a_matrix_multiplies_the_rounded_numbers_exactly(
     weight, bias = drawn(40, 24, seed=1), drawn(40, seed=2)
     x, grid = drawn(3, 5, 24).to(dtype), Grid(0.03, 117)
     matrix = Int8Matrix(weight, bias, grid, dtype)
-    found = matrix(x) if activation is None else matrix(x, activation)
+    found = matrix(x) if activation is None else matrix.activated(x, activation)
     wanted = exact(x, weight, bias, grid, activation)
     assert found.dtype == dtype
     # The gelu by tanh is the exact one here, which is 0.0005 away at most.
@@ -91,7 +91,7 @@ def test_no_row_of_a_product_depends_on_its_neighbours(dtype: torch.dtype) -> No
 def test_results_can_be_values_on_a_grid_that_the_next_matrix_reads() -> None:
     weight, bias, x = drawn(24, 32, seed=1), drawn(24, seed=2), drawn(9, 32)
     grid, output = Grid(0.03), Grid(0.05, 4)
-    values = Int8Matrix(weight, bias, grid, torch.float32, output)(x, "gelu")
+    values = Int8Matrix(weight, bias, grid, torch.float32, output).activated(x, "gelu")
     assert values.dtype == torch.uint8
     wanted = exact(x, weight, bias, grid, "gelu")
     kept = ((values.double() - output.zero) * output.step - wanted).abs()

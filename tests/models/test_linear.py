@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.language import DecoderSpec, LlamaDecoder
-from pipeline.models.linear import ACTIVATIONS, GatedLinear, Linear, can_lay_out, lay_out
+from pipeline.models.linear import GatedLinear, Linear, lay_out
+from pipeline.models.matrices import ACTIVATIONS, can_block
 
 pytestmark = pytest.mark.skipif(
-    not can_lay_out(torch.ones(1, 1)), reason="this torch has no blocked products"
+    not can_block(torch.ones(1, 1)), reason="this torch has no blocked products"
 )
 
 
