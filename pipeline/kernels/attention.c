@@ -15,12 +15,13 @@
  * A piece of work is some queries of one head of one image. The thread that takes it packs the
  * head's keys and values into tiles, which stay in its cache while all of the queries pass. */
 
+#include "pieces.h"
 #include "tiles.h"
 
 #if HAS_TILES
 #include <math.h>
 
-#include "powers.h"
+#include "vectors.h"
 
 enum {
     QUERIES = 16,               /* that are worked on together: the columns of a tile */
@@ -55,10 +56,6 @@ struct room {
     uint16_t *weights; /* [2] tiles: 32 keys by 16 queries */
     float *sums;       /* [VALUE_TILES x 16, 16] */
 };
-
-#define INLINE static inline WITH_TILES __attribute__((always_inline))
-
-static int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
 /* A mask for the elements of a head from `start` on, up to 32 of them. */
 INLINE uint32_t elements_from(int64_t start, int64_t head_dim) {
@@ -364,8 +361,6 @@ static WITH_TILES void whole_attention(void *given) {
     _tile_release();
 }
 #endif
-
-typedef void part(void *);
 
 /* NULL where the processor, the system or the compiler has no tiles. */
 part *captionjob_whole_attention_1(void) {

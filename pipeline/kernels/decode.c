@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "pieces.h"
+
 enum { BFLOAT16 = 0, FLOAT32 = 1, NUM_DTYPES = 2 };
 
 /* One decode step of one layer: B rows of one token, H query heads, K key-value heads. */
@@ -51,8 +53,6 @@ struct choice {
     double *logprobs; /* [B]: their natural log probabilities */
 };
 
-static int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
-
 static inline float widened(uint16_t x) {
     uint32_t bits = (uint32_t)x << 16;
     float wide;
@@ -67,8 +67,6 @@ static inline uint16_t narrowed(float x) {
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     return x != x ? 0x7fc0 : (uint16_t)rounded;
 }
-
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
 
 #define JOIN_(a, b, c) a##_##b##_##c
 #define JOIN(a, b, c) JOIN_(a, b, c)
@@ -96,8 +94,6 @@ static inline uint16_t narrowed(float x) {
 #define LANES 4
 #define TARGET
 #include "both_dtypes.h"
-
-typedef void part(void *);
 
 struct functions {
     const char *kind;

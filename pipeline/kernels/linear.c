@@ -10,9 +10,11 @@
  * and of threads.
  */
 
+#include "pieces.h"
 #include "tiles.h"
 
 #if HAS_TILES
+#include "vectors.h"
 
 enum { PLAIN = 0, ADDED = 1, GATED = 2 };
 enum { PANEL = 32 }; /* rows of the weight that are multiplied together: two tiles beside another */
@@ -42,30 +44,8 @@ struct block {
     int64_t num_rows, num_finished;
 };
 
-#define INLINE static inline WITH_TILES __attribute__((always_inline))
-
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-INLINE __m512 widened(__m256i x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
-
-/* e^x: 2^n times a polynomial (Taylor's) on [-1/2, 1/2]; n is the nearest whole exponent of 2. */
-INLINE __m512 exponential(__m512 x) {
-    const __m512 y = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f));
-    const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 f = _mm512_sub_ps(y, n);
-    __m512 p = _mm512_set1_ps(1.3333558146428443e-3f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(9.6181291076284772e-3f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(5.5504108664821580e-2f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(2.4022650695910072e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(6.9314718055994531e-1f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
-}
-
 INLINE __m512 silu(__m512 x) {
-    const __m512 power = exponential(_mm512_sub_ps(_mm512_setzero_ps(), x));
+    const __m512 power = power_of_two(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504088896341f)));
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), power));
 }
 
@@ -190,7 +170,7 @@ INLINE void take_pieces(struct product *job, int ending) {
     int last = 0;
     blocks[last].num_rows = blocks[last].num_finished = 0;
     for (;;) {
-        const int64_t piece = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        const int64_t piece = take(&job->next);
         const int64_t row = piece / pieces_of_rows * job->rows_of_piece;
         if (row >= job->num_rows) {
             break;
@@ -221,9 +201,14 @@ static WITH_TILES void product(void *given) {
     _tile_release();
 }
 
-/* NULL where there are no tiles. */
-void (*captionjob_product_1(void))(void *) { return can_use_tiles() ? product : 0; }
-
-#else
-void (*captionjob_product_1(void))(void *) { return 0; }
 #endif
+
+/* NULL where the processor, the system or the compiler has no tiles. */
+part *captionjob_product_1(void) {
+#if HAS_TILES
+    if (can_use_tiles()) {
+        return product;
+    }
+#endif
+    return 0;
+}

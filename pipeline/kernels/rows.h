@@ -304,7 +304,7 @@ static TARGET void NAME(choice)(void *given) {
         float largest = -INFINITY;
         int64_t id = 0; /* only the block that holds the first of the largest is searched */
         for (int64_t start = 0; start < size; start += BLOCK) {
-            const float of_block = NAME(largest)(logits + start, MIN(BLOCK, size - start));
+            const float of_block = NAME(largest)(logits + start, smaller(BLOCK, size - start));
             if (of_block > largest) {
                 largest = of_block;
                 id = start;
@@ -315,7 +315,7 @@ static TARGET void NAME(choice)(void *given) {
         }
         double sum = 0; /* of blocks in float64: thousands of additions would round too much */
         for (int64_t start = 0; start < size; start += BLOCK) {
-            sum += NAME(sum_of_powers)(logits + start, MIN(BLOCK, size - start), largest);
+            sum += NAME(sum_of_powers)(logits + start, smaller(BLOCK, size - start), largest);
         }
         job->ids[row] = id;
         job->logprobs[row] = -log(sum); /* NaN where a logit is NaN or infinite */

@@ -2,10 +2,11 @@
  * computed is told beside the Python caller, in `tower.py`. Built and run where there are tiles,
  * which is where torch's own take a sixth of the tower's time. */
 
+#include "pieces.h"
 #include "tiles.h"
 
 #if HAS_TILES
-#include "powers.h"
+#include "vectors.h"
 
 enum { LANES = 16, CHAINS = 4, NUMBERS_OF_PIECE = 1 << 14 };
 
@@ -24,16 +25,6 @@ struct layer_norm {
     const uint16_t *x, *weight, *bias;
     uint16_t *normed;
 };
-
-#define INLINE static inline WITH_TILES __attribute__((always_inline))
-
-static int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
-
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-INLINE __m512 widened(__m256i numbers) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
-}
 
 INLINE __m512 load(const uint16_t *numbers) {
     return widened(_mm256_loadu_si256((const __m256i *)numbers));
@@ -111,8 +102,6 @@ static WITH_TILES void layer_norm(void *given) {
     }
 }
 #endif
-
-typedef void part(void *);
 
 /* NULL where the processor, the system or the compiler has no tiles. */
 part *captionjob_activation_1(void) {
