@@ -126,26 +126,17 @@ class PrefillView:
         return attend(queries, keys, values, bias)
 
 
-class DecodeView:
-    """A decode step's door to the cache: one token a row goes in, each group sees its slots."""
+class StepView:
+    """A decode step's door to the cache: one token a row goes in, each row sees its slot.
 
-    def __init__(self, cache: KVCache, num_rows: int) -> None:
+    Lengths `[B]` lie on the device: no value of a step, but its shape, is the host's.
+    """
+
+    def __init__(self, cache: KVCache, lengths: Tensor, num_columns: int) -> None:
         self._cache = cache
-        lengths = cache.lengths[:num_rows]
-        self._rows = torch.arange(num_rows, device=cache.device)
-        self._lengths = torch.tensor(lengths, device=cache.device)
-        self._groups = [
-            (slice(first, last), self._columns_for(max(lengths[first:last])))
-            for first, last in pairwise(group_borders(num_rows, cache.device))
-        ]
-        self._num_columns = max(columns for _, columns in self._groups)
-        kernels = can_attend(cache.keys[0])
-        self._fused = StepAttention(kernels, self._lengths, cache.num_heads) if kernels else None
-
-    def _columns_for(self, length: int) -> int:
-        # Rounded up, so that shapes repeat from step to step; the mask covers the rest.
-        columns = (length // COLUMN_BLOCK + 1) * COLUMN_BLOCK
-        return min(columns, self._cache.num_columns)
+        self._lengths = lengths
+        self._num_columns = num_columns
+        self._rows = torch.arange(len(lengths), device=lengths.device)
 
     @property
     def positions(self) -> Tensor:
@@ -161,16 +152,53 @@ class DecodeView:
     def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
         """Store `[B, 1, H + 2 K, D]` behind each row's tokens; attend over the slots in place."""
         stored = self._cache.keys[layer], self._cache.values[layer]
-        if self._fused is not None:
-            return self._fused.attend(heads, tables.cos, tables.sin, *stored)
         queries, *new = rotated(heads, tables, self._cache.num_kv_heads)
         for kept, these in zip(stored, new, strict=True):
             kept[self._rows, self._lengths] = these[:, :, 0]
-        mixed = []
-        for rows, columns in self._groups:
-            all_keys, all_values = (kept[rows, :columns].transpose(1, 2) for kept in stored)
-            mixed.append(attend(queries[rows], all_keys, all_values, bias[rows, :, :, :columns]))
+        return self._attend(queries, *stored, bias)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        rows = slice(len(self._rows))
+        return _attend_over(queries, keys, values, bias, rows, self._num_columns)
+
+
+class DecodeView(StepView):
+    """The same on a processor: in kernels of our own, or each group over its own columns."""
+
+    def __init__(self, cache: KVCache, num_rows: int) -> None:
+        lengths = cache.lengths[:num_rows]
+        self._groups = [
+            (slice(first, last), columns_for(max(lengths[first:last]), COLUMN_BLOCK, cache))
+            for first, last in pairwise(group_borders(num_rows, cache.device))
+        ]
+        num_columns = max(columns for _, columns in self._groups)
+        super().__init__(cache, torch.tensor(lengths, device=cache.device), num_columns)
+        kernels = can_attend(cache.keys)
+        self._fused = StepAttention(kernels, self._lengths, cache.num_heads) if kernels else None
+
+    def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
+        """Store and attend as `StepView` does, in one pass where there are kernels for it."""
+        if self._fused is None:
+            return super().attend(layer, heads, tables, bias)
+        stored = self._cache.keys[layer], self._cache.values[layer]
+        return self._fused.attend(heads, tables.cos, tables.sin, *stored)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        mixed = [_attend_over(queries, keys, values, bias, *group) for group in self._groups]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def _attend_over(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor, rows: slice, columns: int
+) -> Tensor:
+    """Attend from some rows over the first columns of their slots."""
+    keys, values = (kept[rows, :columns].transpose(1, 2) for kept in (keys, values))
+    return attend(queries[rows], keys, values, bias[rows, :, :, :columns])
+
+
+def columns_for(length: int, block: int, cache: KVCache) -> int:
+    """Return how many columns a step reads: in blocks, so that shapes repeat from step to step."""
+    return min((length // block + 1) * block, cache.num_columns)
 
 
 def group_borders(num_rows: int, device: torch.device) -> list[int]:

@@ -9,6 +9,7 @@ copies through pinned memory, which the GPU fetches by itself.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,11 +29,10 @@ class Device:
     """A device whose results are there when a call returns, or that waits for each.
 
     `lag` is how many prefills and steps may run before the host reads the tokens of the first
-    of them; `is_static` says whether decode steps run over fixed memory, see `StaticDecoder`.
+    of them.
     """
 
     lag = 0
-    is_static = False
 
     def __init__(self, place: torch.device) -> None:
         self.place = place
@@ -50,13 +50,6 @@ class Device:
         """Return what reads `[B]` ids and log probabilities as they are now, later."""
         found = ids.tolist(), logprobs.tolist()
         return lambda: found
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record what `work` would do, without doing it; return what does it, over and over.
-
-        Raises RuntimeError where that is not possible.
-        """
-        raise NotImplementedError
 
     @contextmanager
     def stage(self, counters: EngineCounters, name: str) -> Iterator[None]:
@@ -85,17 +78,27 @@ class _Timed:
         return bool(self.end.query())  # type: ignore[no-untyped-call]
 
 
-class CudaDevice(Device):
+class CapturingDevice(Device, ABC):
+    """A device that can record work: decode steps run over fixed memory, see `StaticDecoder`."""
+
+    @abstractmethod
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record what `work` would do, without doing it; return what does it, over and over.
+
+        Raises RuntimeError where that is not possible.
+        """
+
+
+class CudaDevice(CapturingDevice):
     """An NVIDIA GPU (or one of AMD's under torch's name for both), one stream, one step ahead.
 
     All work is on the current stream, so it happens in the order in which it was queued: a slot
     that is taken again is written after the last step that read it, and pinned memory is used
-    again by torch after the copy that needs it. Pixels have no stream of their own: a picture of
-    0.8 MB is a few hundredths of a millisecond between two steps.
+    again by torch after the copy that needs it. Pixels have no stream of their own: over a bus
+    of 25 GB/s, 0.8 MB would take a thirtieth of a millisecond (reckoned, not measured).
     """
 
     lag = 1
-    is_static = True
 
     def __init__(self, place: torch.device) -> None:
         super().__init__(place)

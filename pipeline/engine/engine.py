@@ -17,7 +17,7 @@ import torch
 from pipeline.captioner import SamplingSettings
 from pipeline.engine.cache import KVCache, group_borders
 from pipeline.engine.decoding import Decoder, EagerDecoder
-from pipeline.engine.device import Device
+from pipeline.engine.device import CapturingDevice, Device
 from pipeline.engine.in_flight import Flight, InFlight
 from pipeline.engine.memory import OUT_OF_MEMORY, is_out_of_memory
 from pipeline.engine.prompts import Admission, Prompts
@@ -84,7 +84,7 @@ class Engine:
         parts = (model, self._cache, self._said, self._sampler)
         self._decoder: Decoder = (
             StaticDecoder(*parts, self._device, self.notices)
-            if self._device.is_static
+            if isinstance(self._device, CapturingDevice)
             else EagerDecoder(*parts)
         )
 

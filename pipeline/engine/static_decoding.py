@@ -19,51 +19,18 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
-from pipeline.engine.cache import KVCache
+from pipeline.engine.cache import KVCache, StepView, columns_for
 from pipeline.engine.decoding import places_of, rounded_rows
-from pipeline.engine.device import Device, refill
+from pipeline.engine.device import CapturingDevice, refill
 from pipeline.engine.memory import is_out_of_memory
 from pipeline.engine.said import Said
 from pipeline.engine.sampling import Draws, Sampler, widened_dtype
 from pipeline.engine.sequence import Sequence
-from pipeline.models.attention import RopeTables, attend, rotated
 from pipeline.models.vlm import CaptionModel
 
 GRAPH_COLUMNS = 128  # a step reads up to so many columns in vain, and there are a few graphs only
 FINE_ROWS = 64  # up to here rows are rounded to eights, above to an eighth of themselves
 Shape = tuple[int, int]  # rows, columns
-
-
-class StaticDecodeView:
-    """`DecodeView` with lengths on the device: no value of a step, but its shape, is the host's."""
-
-    def __init__(self, cache: KVCache, lengths: Tensor, num_columns: int) -> None:
-        self._cache = cache
-        self._lengths = lengths
-        self._num_columns = num_columns
-        self._rows = torch.arange(len(lengths), device=lengths.device)
-
-    @property
-    def positions(self) -> Tensor:
-        """The new tokens' positions `[B, 1]`: each row's own length."""
-        return self._lengths[:, None]
-
-    @property
-    def mask(self) -> Tensor:
-        """The bool mask `[B, 1, 1, S]` of a step: all that a row holds, the new token included."""
-        columns = torch.arange(self._num_columns, device=self._lengths.device)
-        return (columns <= self._lengths[:, None])[:, None, None]
-
-    def attend(self, layer: int, heads: Tensor, tables: RopeTables, bias: Tensor) -> Tensor:
-        """Store `[B, 1, H + 2 K, D]` behind each row's tokens; attend over the first columns."""
-        queries, keys, values = rotated(heads, tables, self._cache.num_kv_heads)
-        kept = self._cache.keys[layer], self._cache.values[layer]
-        for stored, new in zip(kept, (keys, values), strict=True):
-            stored.index_put_((self._rows, self._lengths), new[:, :, 0])
-        all_keys, all_values = (
-            stored[: len(self._rows), : self._num_columns].transpose(1, 2) for stored in kept
-        )
-        return attend(queries, all_keys, all_values, bias)
 
 
 class StaticDecoder:
@@ -79,7 +46,7 @@ class StaticDecoder:
         cache: KVCache,
         said: Said,
         sampler: Sampler,
-        device: Device,
+        device: CapturingDevice,
         notices: list[str],
     ) -> None:
         self._model = model
@@ -105,7 +72,7 @@ class StaticDecoder:
         num_rows = min(graph_rows(len(live)), max_rows)
         lengths = self._cache.lengths[:num_rows]
         self._fill(live, lengths)
-        self._run((num_rows, self._columns_for(max(lengths))))
+        self._run((num_rows, columns_for(max(lengths), GRAPH_COLUMNS, self._cache)))
         assert self._logprobs is not None, "a step leaves its log probabilities"
         return self._ids[: len(live)], self._logprobs[: len(live)]
 
@@ -119,10 +86,6 @@ class StaticDecoder:
         )
         self._stop_capturing()
         return True
-
-    def _columns_for(self, length: int) -> int:
-        columns = (length // GRAPH_COLUMNS + 1) * GRAPH_COLUMNS
-        return min(columns, self._cache.num_columns)
 
     def _fill(self, live: Rows[Sequence], lengths: list[int]) -> None:
         """Bring over what the host knows of a step's rows; none beyond the live ones counts."""
@@ -162,7 +125,7 @@ class StaticDecoder:
 
     def _network(self, num_rows: int, num_columns: int) -> None:
         """Run a step from buffers to buffers; what is captured."""
-        view = StaticDecodeView(self._cache, self._lengths[:num_rows], num_columns)
+        view = StepView(self._cache, self._lengths[:num_rows], num_columns)
         ids = self._said.last[:num_rows, None]
         logits = self._model.next_logits(ids, None, view.positions, view.mask, view)
         if self._logits is None or self._logprobs is None:

@@ -71,7 +71,7 @@ class _Choice(Structure):
 
 
 def can_attend(keys: Tensor) -> Library | None:
-    """Return the kernels if they can attend over slots `[N, S, K, D]`; None if they cannot."""
+    """Return the kernels if they can attend over slots `[..., K, D]`; None if they cannot."""
     head_dim = keys.shape[-1]
     kernels = _kernels_for(keys)
     if kernels is None or head_dim % kernels.lanes or head_dim > MAX_HEAD_DIM or head_dim % 2:

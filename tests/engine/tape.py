@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline.engine.device import Device
+from pipeline.engine.device import CapturingDevice, Device
 
 
 class _Tape(TorchDispatchMode):
@@ -49,10 +49,8 @@ class _Tape(TorchDispatchMode):
                 kept.copy_(new)
 
 
-class TapedDevice(Device):
+class TapedDevice(CapturingDevice):
     """A processor that is used as a GPU would be: tokens read late, decode steps captured."""
-
-    is_static = True
 
     def __init__(self, place: torch.device, lag: int) -> None:
         super().__init__(place)

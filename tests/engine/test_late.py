@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from pipeline.captioner import SamplingSettings
-from pipeline.engine.cache import KVCache
+from pipeline.engine.cache import KVCache, StepView
 from pipeline.engine.device import Device
 from pipeline.engine.engine import Engine
 from pipeline.engine.in_flight import Flight, InFlight
 from pipeline.engine.said import Said
 from pipeline.engine.sampling import Draws, Sampler
 from pipeline.engine.sequence import Sequence
-from pipeline.engine.static_decoding import StaticDecoder, StaticDecodeView, graph_rows
+from pipeline.engine.static_decoding import StaticDecoder, graph_rows
 from pipeline.engine.stopping import StopRules
 from pipeline.models.attention import RopeScaling
 from pipeline.models.tiny import TINY_SPEC, TinyModel
@@ -357,12 +357,12 @@ def slots_are_not_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lengths_are_python_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured step goes on to use the lengths of the day it was captured."""
-    original = StaticDecodeView.__init__
+    original = StepView.__init__
 
-    def init(self: StaticDecodeView, store: KVCache, lengths: torch.Tensor, columns: int) -> None:
+    def init(self: StepView, store: KVCache, lengths: torch.Tensor, columns: int) -> None:
         original(self, store, torch.tensor(store.lengths[: len(lengths)]), columns)
 
-    monkeypatch.setattr(StaticDecodeView, "__init__", init)
+    monkeypatch.setattr(StepView, "__init__", init)
 
 
 def a_step_chooses_by_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.captioner import SamplingSettings
 from pipeline.engine import padding
-from pipeline.engine.device import Chosen, Device, upload
+from pipeline.engine.device import CapturingDevice, Chosen, Device, upload
 from pipeline.engine.engine import Engine, EngineShape
 from pipeline.engine.stopping import StopRules
 from pipeline.models.idefics3 import Idefics3, Idefics3Spec
@@ -62,11 +62,10 @@ def _is_within(*names: str) -> bool:
     return False
 
 
-class MetaDevice(Device):
+class MetaDevice(CapturingDevice):
     """A GPU that is not there: it answers with random tokens, a step late."""
 
     lag = 1
-    is_static = True
 
     def __init__(self) -> None:
         super().__init__(META)

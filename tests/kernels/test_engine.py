@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 
 from pipeline.captioner import SamplingSettings
-from pipeline.engine.engine import Engine, EngineShape
 from pipeline.engine.sequence import Sequence
 from pipeline.engine.stopping import StopRules
 from pipeline.kernels import decode, library
 from pipeline.models.tiny import TINY_SPEC, TinyModel
-from pipeline.records import ImageFacts, Request, SampleRef
+from tests.kernels.running import run_prompts
 
 pytestmark = pytest.mark.skipif(
     library.found() is None, reason="the kernels were not built: no C compiler"
@@ -23,22 +21,9 @@ SPEC = replace(TINY_SPEC, head_dim=16, num_heads=6)
 RULES = StopRules(frozenset({10, 33, 58}), max_new_tokens=24)
 
 
-def captions(sampling: SamplingSettings) -> dict[int, Sequence]:
+def captions(sampling: SamplingSettings) -> list[Sequence]:
     """Run 40 prompts of several lengths through 8 slots."""
-    model = TinyModel(SPEC).eval()
-    engine = Engine(
-        model, EngineShape(8, 4, 30, torch.float32, torch.device("cpu")), sampling, RULES
-    )
-    rng = random.Random(4)
-    for index in range(40):
-        ids = tuple(rng.choices(range(SPEC.vocab_size), k=rng.randint(1, 30)))
-        ref = SampleRef("shard", index, f"key{index}", f"key{index}.png")
-        engine.submit(Request(ref, ImageFacts(), ids))
-    engine.close()
-    ended: list[Sequence] = []
-    while not engine.is_idle:
-        ended += engine.step()
-    return {sequence.request.ref.index: sequence for sequence in ended}
+    return run_prompts(TinyModel(SPEC).eval(), torch.float32, sampling, RULES, 40)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +52,8 @@ def test_captions_are_the_same_with_the_kernels_and_without(
     calls.clear()
     plain = captions(sampling)
     assert not calls
-    assert fused.keys() == plain.keys() == set(range(40))
-    for index, sequence in fused.items():
-        assert sequence.token_ids == plain[index].token_ids
-        assert sequence.finish_reason == plain[index].finish_reason
-        assert sequence.mean_logprob == pytest.approx(plain[index].mean_logprob, abs=1e-4)
+    assert len(fused) == len(plain) == 40
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.finish_reason == theirs.finish_reason
+        assert ours.mean_logprob == pytest.approx(theirs.mean_logprob, abs=1e-4)

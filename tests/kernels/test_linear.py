@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.captioner import SamplingSettings
-from pipeline.engine.engine import Engine, EngineShape
-from pipeline.engine.sequence import Sequence
 from pipeline.engine.stopping import StopRules
 from pipeline.kernels import linear
 from pipeline.kernels.linear import PackedMatrix, can_pack
@@ -23,8 +20,8 @@ from pipeline.kernels.pages import LARGE_PAGE, LargePages
 from pipeline.models.language import DecoderSpec, LlamaDecoder
 from pipeline.models.linear import GatedLinear, Linear, lay_out
 from pipeline.models.matrices import blocked, blocked_linear
-from pipeline.models.tiny import TINY_SPEC, TinyModel
-from pipeline.records import ImageFacts, Request, SampleRef
+from pipeline.models.tiny import TinyModel
+from tests.kernels.running import run_prompts
 
 NEEDS_TILES = pytest.mark.skipif(
     not can_pack(torch.ones(1, 1, dtype=torch.bfloat16)),
@@ -248,22 +245,8 @@ def captions(dtype: torch.dtype, *, is_packed: bool) -> list[list[int]]:
     model = TinyModel().to(dtype).eval()
     if is_packed:
         lay_out(model)
-    engine = Engine(
-        model,
-        EngineShape(8, 4, 30, dtype, torch.device("cpu")),
-        SamplingSettings(),
-        StopRules(frozenset(), max_new_tokens=16),
-    )
-    rng = random.Random(4)
-    for index in range(24):
-        ids = tuple(rng.choices(range(TINY_SPEC.vocab_size), k=rng.randint(1, 30)))
-        ref = SampleRef("shard", index, f"key{index}", f"key{index}.png")
-        engine.submit(Request(ref, ImageFacts(), ids))
-    engine.close()
-    ended: list[Sequence] = []
-    while not engine.is_idle:
-        ended += engine.step()
-    ended.sort(key=lambda sequence: sequence.request.ref.index)
+    rules = StopRules(frozenset(), max_new_tokens=16)
+    ended = run_prompts(model, dtype, SamplingSettings(), rules, 24)
     return [list(sequence.token_ids) for sequence in ended]
 
 
